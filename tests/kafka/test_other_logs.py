@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import confluent_kafka
 import pytest
 
-from tests.kafka.followed import ingest, places, source_of
+from tests.kafka.followed import archive, ingest, places, source_of
 from tests.support.hanging import beside, until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.kafka.messages import Deleted
 from tiered_index.kafka.names import Name
-from tiered_index.kafka.source import OffsetOutOfRange
+from tiered_index.kafka.source import KafkaSource, OffsetOutOfRange
 
 BEFORE = 50
+NO_ENTRIES = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
 # Kafka's numbers of a request and of an error
 OFFSET_COMMIT, GROUP_REFUSED = 8, 30
 
@@ -210,6 +215,97 @@ def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
         follower.run()
     assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
     assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
+
+
+def test_a_log_that_was_cut_stays_suspect_if_its_partition_stops_again(
+    index, cluster, servers, topic, made, producing, monkeypatch
+):
+    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
+    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
+        follower.run()
+        cluster.delete(topic)
+        cluster.create(topic)
+        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
+        source, place = follower.source, (topic, 0)
+        source._partitions[place].is_out_of_range = True
+        source._settle(place)
+        while place in source._waiting:
+            source._go_on_looking(None)
+        assert source._partitions[place].doubted == "tail"
+        source._settle(place)
+        follower.run()
+    assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
+
+
+def test_a_loss_is_reported_once_though_the_broker_goes_away(
+    index, cluster, servers, topic, made, producing, monkeypatch
+):
+    cluster.control(0)
+    ingest(index, servers, topic)
+    make_again(cluster, topic, producing, 20)
+    answers = iter([None, StorageUnavailable("away"), False])
+
+    def is_archived_log(_, name, begin):
+        answer = next(answers) if name.partition == 0 else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(KafkaSource, "_is_archived_log", is_archived_log)
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.1)
+    follower = ingest(index, servers, topic, restart_at="begin")
+    assert (told(follower), next(answers, None)) == ([("rewritten", 0, BEFORE)], None)
+    assert has_all(index, topic, "new", 20)
+
+
+def test_an_error_of_one_partition_does_not_hide_the_loss_of_another(index, cluster, servers, topic, producing):
+    for partition in (0, 1):
+        producing.send(topic, ({**one, "partition": partition} for one in records("old", BEFORE)))
+    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
+        follower.run()
+        source = follower.source
+        producing.send(topic, ({**one, "partition": 1} for one in records("more", BEFORE)))
+        cluster.trim(topic, 1, BEFORE + 10)
+        source._partitions[topic, 0].again = "its log was cut", None
+        source._partitions[topic, 1].is_out_of_range = True
+        source._settle((topic, 0))
+        source._settle((topic, 1))
+        with pytest.raises(OffsetOutOfRange):
+            follower.run()
+    assert told(follower) == [("rewritten", 0, BEFORE)]
+
+
+@pytest.mark.parametrize("error", [Deleted("its log begins later"), CorruptFile("place", "damaged")])
+def test_a_record_that_can_not_be_read_tells_no_log_from_another(index, servers, topic, made, monkeypatch, error):
+    source = archive(index, servers, topic).source
+    (name,) = [name for name, position in source.settled() if position]
+    assert source._is_archived_log(name, 0) is True
+
+    def record(*_):
+        raise error
+
+    monkeypatch.setattr("tiered_index.kafka.source.KafkaBroker.record", record)
+    assert source._is_archived_log(name, 0) is None
+
+
+def test_the_client_is_closed_though_offsets_can_not_be_published(index, servers, topic, made, monkeypatch):
+    source = source_of(index, servers, topic, commit_group=topic)
+    index.put_batch(NO_ENTRIES, str(source._partitions[topic, 0].name), 7)
+    index.flush()
+
+    def refuse(*_, **__):
+        raise ValueError("refused")
+
+    monkeypatch.setattr(source, "admin", SimpleNamespace(alter_consumer_group_offsets=refuse))
+    with pytest.raises(ValueError, match="refused"):
+        source.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        source._consumer.consume(1, 0.0)
+
+
+def test_a_group_without_a_name_is_refused(index, servers, topic):
+    with pytest.raises(InvalidArgument, match="--commit-group"):
+        source_of(index, servers, topic, commit_group="")
 
 
 def test_a_group_gets_the_durable_positions(index, servers, topic, made, producing):

@@ -67,6 +67,25 @@ def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(
     assert follower.messages == 400
 
 
+def test_a_start_waits_for_a_topic_that_the_brokers_can_not_describe(
+    index, cluster, servers, producing, topic, monkeypatch
+):
+    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tiered_index.kafka.source.STEP_S", 0.5)
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    cluster.fail_topic(topic, 5)
+    with pytest.raises(StorageUnavailable, match=f"all of {topic}: "):
+        source_of(index, servers, topic)
+    notes: list[str] = []
+    source = source_of(index, servers, topic, follow=True, note=notes.append)
+    assert f"all of {topic}: " in notes[0]
+    cluster.fail_topic(topic, 0)
+    source._looked_s = -1e9
+    with Follower(index, source, note=lambda _: None) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 1)
+
+
 def test_the_name_of_a_cluster_has_no_slash(index, servers, topic):
     with pytest.raises(InvalidArgument, match="--store-name"):
         source_of(index, servers, topic, cluster="prod/eu")

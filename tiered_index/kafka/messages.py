@@ -64,7 +64,7 @@ def parse_place(text: str) -> tuple[str, int, int]:
     return found[1], int(found[2]), int(found[3])
 
 
-class _Deleted(Exception):
+class Deleted(Exception):
     """The broker no longer has the offset."""
 
 
@@ -84,7 +84,7 @@ class KafkaBroker:
         self._away: dict[tuple[str, int], tuple[float, str]] = {}
 
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
-        """Return the record at a place; None: the log has none there. Raises `_Deleted`, and as the client.
+        """Return the record at a place; None: the log has none there. Raises `Deleted`, and as the client.
 
         If a partition's broker is away, calls for the partition in the next seconds raise the same error at once.
         """
@@ -117,7 +117,7 @@ class KafkaBroker:
             consumer, topic, partition, TIMEOUT_S if left_s is None else max(0.1, min(TIMEOUT_S, left_s))
         )
         if offset < begin:
-            raise _Deleted(f"the log of {where} begins at offset {begin:,}")
+            raise Deleted(f"the log of {where} begins at offset {begin:,}")
         if offset >= end:
             return None
         consumer.assign([kafka.TopicPartition(topic, partition, offset)])
@@ -248,7 +248,7 @@ class KafkaMessages:
         search.read_from = "{}/{}/{}".format(broker.place, *search.place[:2])
         try:
             record = broker.record(*search.place)
-        except _Deleted as error:
+        except Deleted as error:
             search.state = "expired"
             search.problems.append(f"the broker has deleted it: {error}")
         except (CorruptFile, StorageError, BudgetExceeded) as error:

@@ -43,7 +43,15 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, did_you_mean
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageUnavailable,
+    TieredIndexError,
+    did_you_mean,
+)
 from tiered_index.follow import Batch, Lag, Loss
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import records_of
@@ -67,7 +75,7 @@ from tiered_index.kafka.client import (
     record_of,
 )
 from tiered_index.kafka.keys import Keys
-from tiered_index.kafka.messages import KafkaBroker
+from tiered_index.kafka.messages import Deleted, KafkaBroker
 from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name, archived_end, keys_in, positions_by_store
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -98,6 +106,15 @@ class OffsetOutOfRange(CorruptFile):
         self.position, self.begin, self.end = position, begin, end
 
 
+class _Held(NamedTuple):
+    """A record that is compared with the entries of the index; `time_ms` is negative if the record has none."""
+
+    offset: int
+    size: int
+    time_ms: int
+    keys: tuple[str, ...]
+
+
 @dataclass(eq=False, slots=True)
 class Partition:
     """One partition: `position` is the offset after its last put record, `read` after its last read one.
@@ -110,7 +127,7 @@ class Partition:
     read: int
     # The log may be another one, or cut: records before the position must be compared with the index. They are `held`.
     doubted: Literal["log", "tail"] | None = None
-    held: list[Any] = field(default_factory=list)
+    held: list[_Held] = field(default_factory=list)
     # Why it must be read again, and from which offset (None: the log's begin)
     again: tuple[str, int | None] | None = None
     is_out_of_range: bool = False
@@ -175,6 +192,8 @@ class KafkaSource:
         self.place = f"kafka://{self.address.servers}/{','.join(self.address.topics)}"
         if not self.address.topics:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
+        if self.commit_group == "":
+            raise InvalidArgument("--commit-group: the name of a group is not empty")
         if self.cluster is not None and "/" in self.cluster:
             raise InvalidArgument(f"--store-name {self.cluster!r}: the name of a cluster has no /")
         self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error)
@@ -185,11 +204,12 @@ class KafkaSource:
         self._waiting: set[Place] = set()
         self._gone: set[Place] = set()
         self._missed: set[Place] = set()
+        # Topics that the brokers can't describe now, and why
+        self._unsure: dict[str, str] = {}
         # What is read now, and why others of the last look are not
         self._assigned: set[Place] = set()
         self._away: dict[Place, str] = {}
         self._pending: deque[_Read] = deque()
-        self._losses: list[Loss] = []
         self._problem: Exception | None = None
         # whether records are being taken in, which the client does not return again
         self._is_taking = False
@@ -235,16 +255,17 @@ class KafkaSource:
         until_s = time.monotonic() + (STEP_S if self.follow else TIMEOUT_S)
         while True:
             self._go_on_looking(wait_s=None)
-            if not self._waiting:
+            if not self._waiting and not self._unsure:
                 return
             if time.monotonic() > until_s:
                 break
             time.sleep(_WAIT_S)
             self._looked_s = 0.0
         reasons = [f"{topic}/{number}: {self._away.get((topic, number))}" for topic, number in sorted(self._waiting)]
+        reasons += [f"all of {topic}: {reason}" for topic, reason in sorted(self._unsure.items())]
         if not self.follow:
             raise StorageUnavailable(reasons[0])
-        self.note(f"{len(reasons):,} partitions are read once their brokers answer: {'; '.join(reasons[:10])}")
+        self.note(f"some partitions are read once their brokers answer: {'; '.join(reasons[:10])}")
 
     def _go_on_looking(self, wait_s: float | None = 0.0) -> None:
         """Begin to look for partitions if it is time, and take the answers that are there. Raises as `_looking`."""
@@ -272,16 +293,20 @@ class KafkaSource:
             self._trouble = str(error)
             return
         known = [name for name, topic in found.topics.items() if topic.error is None]
-        wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
+        wanted = [name for name in known if self._is_wanted(name)]
+        unsure = {
+            name: topic.error.str()
+            for name, topic in found.topics.items()
+            if topic.error is not None and is_passing(topic.error)
+        }
+        self._unsure = {name: reason for name, reason in unsure.items() if self._is_wanted(name)}
         if begins:
             self.cluster = self.cluster or found.cluster_id or "-"
             self._check_one_cluster()
             for topic in self.address.topics:
-                if not any(_fits(name, topic) for name in known) and not _is_pattern(topic):
+                if not _is_pattern(topic) and topic not in known and topic not in unsure:
                     raise InvalidArgument(f"{self.place}: there is no topic {topic!r}{did_you_mean(topic, known)}")
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
-        # topics that the brokers can't describe now
-        unsure = {name for name, topic in found.topics.items() if topic.error is not None and is_passing(topic.error)}
         gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
         for place in sorted(gone):
             self._stop_reading(place)
@@ -316,6 +341,9 @@ class KafkaSource:
             except StorageUnavailable as error:
                 away[place] = str(error)
         self._away, self._trouble = away, trouble
+
+    def _is_wanted(self, name: str) -> bool:
+        return any(_fits(name, pattern) for pattern in self.address.topics)
 
     def _stop_reading(self, place: Place) -> None:
         if place in self._assigned:
@@ -358,6 +386,8 @@ class KafkaSource:
                 )
             elif before is not None and before.is_out_of_range:
                 self._continue_in_range(partition, begin, end)
+            elif before is not None and before.doubted == "tail" and begin < position:
+                partition.doubted = "tail"
             elif not name.topic_id:
                 is_archived = self._is_archived_log(name, begin)
                 if is_archived is False:
@@ -385,9 +415,8 @@ class KafkaSource:
         partition.newest_ms = None
         if is_other or not is_archived:
             self._note_begin(partition)
-        self._pending.append(self._passed(partition, at))
         problem = f"{partition.place}: {why}: it is read from {at:,}"
-        self._losses.append(Loss("rewritten", min(at, before), before, None, problem))
+        self._pending.append(self._passed(partition, at, Loss("rewritten", min(at, before), before, None, problem)))
 
     def _archived_end(self, name: Name) -> int | None:
         return archived_end(self.index.segment_archive.state(), name.store)
@@ -403,14 +432,14 @@ class KafkaSource:
         if self.restart_at is None:
             raise OffsetOutOfRange(partition.place, partition.read, begin, end)
         target = begin if self.restart_at == "begin" else end
-        self._losses.append(_gap(partition, begin, end, target))
+        loss = _gap(partition, begin, end, target)
         if target < partition.read:
             same_log = self._is_archived_log(partition.name, begin) is True
             partition.name = partition.name.begun_again(same_log=same_log)
             partition.position = target
             if not same_log:
                 self._note_begin(partition)
-        self._pending.append(self._passed(partition, target))
+        self._pending.append(self._passed(partition, target, loss))
 
     def _is_archived_log(self, name: Name, begin: int) -> bool | None:
         """Return whether the log of a broker is the archived one; None: no record is in both."""
@@ -418,9 +447,10 @@ class KafkaSource:
         segments = archive.refresh().segments_of(name.store)[-1:]
         if not segments or segments[0].end <= begin:
             return None
-        rows = records_of(decode_columns(archive.verified(segments[0], 0, segments[0].size_bytes)))
         broker = KafkaBroker({**self.settings, "bootstrap.servers": self.address.servers})
-        with contextlib.closing(broker):
+        # a damaged segment or record, or one that was deleted since, can't tell
+        with contextlib.closing(broker), contextlib.suppress(CorruptFile, ObjectNotFound, Deleted):
+            rows = records_of(decode_columns(archive.verified(segments[0], 0, segments[0].size_bytes)))
             for row in [row for row in reversed(rows) if row.offset >= begin][:_ASKED]:
                 if (record := broker.record(name.topic, name.partition, row.offset)) is not None:
                     return record == row
@@ -431,8 +461,12 @@ class KafkaSource:
 
         `end` is the log's end if no message follows. While all `messages` are before the position, later ones decide.
         """
-        position, keys, place = partition.position, self.all_keys(), partition.key
-        partition.held += [message for message in messages if message.offset() < position]
+        position, place, keys_of = partition.position, partition.key, self.all_keys().of
+        partition.held += [
+            _Held(one.offset(), _size(one), min(one.timestamp()[1], MAX_TIMESTAMP_MS), tuple(keys_of(record_of(one))))
+            for one in messages
+            if one.offset() < position
+        ]
         if end is None and messages[-1].offset() < position:
             return False
         if end is not None and end < position:
@@ -441,11 +475,11 @@ class KafkaSource:
             return False
         held, partition.held, other = partition.held, [], None
         is_tail, found = partition.doubted == "tail", False
-        for message in reversed(held):
-            if found := self._is_put(message, keys):
+        for record in reversed(held):
+            if found := self._is_put(place, record):
                 break
-            if message.timestamp()[1] >= 0 and keys.of(record_of(message)):
-                other = message.offset()
+            if record.time_ms >= 0 and record.keys:
+                other = record.offset
         if not is_tail and not found:
             partition.again = f"none of its records before offset {position:,} is in the index", None
         elif is_tail and other is not None:
@@ -467,15 +501,14 @@ class KafkaSource:
         """Return another consumer of the cluster, for single pieces."""
         return open_consumer(self.address.servers, {**PROMPT, "log_level": "6", **self.settings})
 
-    def _is_put(self, message: Any, keys: Keys) -> bool:
-        """Return whether the index has an entry of a message, with its place, size, time and one of its keys."""
-        time_ms = min(message.timestamp()[1], MAX_TIMESTAMP_MS)
-        if time_ms < 0:
+    def _is_put(self, place: Place, record: _Held) -> bool:
+        """Return whether the index has an entry of a record, with its place, size, time and one of its keys."""
+        if record.time_ms < 0:
             return False  # its entry has the time at which it was read
-        topic, wanted = message.topic(), (message.partition(), message.offset(), _size(message))
+        (topic, number), time_ms = place, record.time_ms
         return any(
-            (item.queue_id, item.offset, item.size) == wanted
-            for key in keys.of(record_of(message))
+            (item.queue_id, item.offset, item.size) == (number, record.offset, record.size)
+            for key in record.keys
             for item in self.index.query(topic, key, time_ms, time_ms, _ALIKE).items
         )
 
@@ -527,7 +560,11 @@ class KafkaSource:
             raise InvalidArgument(f"{self.place}: an earlier round failed among records: open another source")
         until_s = time.monotonic() + _ROUND_S
         yield from self._hand_over()
-        self._go_on_looking()
+        try:
+            self._go_on_looking()
+        except TieredIndexError:
+            yield from self._hand_over()
+            raise
         while self._problem is None:
             messages = asked(self.place, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
             self._is_taking = True
@@ -541,13 +578,12 @@ class KafkaSource:
         self._publish()
         if self._problem is not None:
             raise self._problem
-        caught_up = not self._losses and not self._waiting and all(partition.is_done() for partition in self._known())
+        caught_up = not self._waiting and all(partition.is_done() for partition in self._known())
         if not caught_up and not self.follow and time.monotonic() - self._heard_s > _PATIENCE_S:
             raise StorageUnavailable(
                 f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self.trouble or 'silence'}"
             )
-        yield Batch(source="", position=0, losses=tuple(self._losses), caught_up=caught_up, pause=0.0)
-        self._losses.clear()
+        yield Batch(source="", position=0, caught_up=caught_up, pause=0.0)
 
     def _known(self) -> list[Partition]:
         return [partition for place, partition in list(self._partitions.items()) if place not in self._gone]
@@ -604,9 +640,10 @@ class KafkaSource:
             self._partitions[place].is_out_of_range = True
             self._settle(place)
 
-    def _passed(self, partition: Partition, end: int) -> _Read:
+    def _passed(self, partition: Partition, end: int, *losses: Loss) -> _Read:
         partition.read = end
-        return _Read(partition, Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES), None)
+        batch = Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES, losses=losses)
+        return _Read(partition, batch, None)
 
     def _read(self, partition: Partition, messages: list[Any]) -> _Read:
         """Return the batch of messages of one partition, which are in order of offset."""
@@ -715,11 +752,13 @@ class KafkaSource:
         """Publish the positions, and leave the cluster. If brokers are away this takes some seconds."""
         until_s = time.monotonic() + _CLOSE_S
         self._committed_s = -_COMMIT_S
-        self._publish()
-        while self._commit is not None and time.monotonic() < until_s:
-            wait([self._commit[1]], until_s - time.monotonic())
+        try:
             self._publish()
-        self._consumer.close()
+            while self._commit is not None and time.monotonic() < until_s:
+                wait([self._commit[1]], until_s - time.monotonic())
+                self._publish()
+        finally:
+            self._consumer.close()
 
 
 def _problem_of(answer: Future[Any]) -> str | None:
