@@ -18,6 +18,8 @@ from typing import Any
 from tests.benchmarks.billion import oracle
 from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_LESS, DAY_S, KEYS_FILE, SOURCE
 from tests.benchmarks.billion.watch import measured
+from tiered_index.format.names import DATA_PREFIX
+from tiered_index.storage.opening import open_storage
 
 _CLI = (sys.executable, "-m", "tiered_index")
 _SETTINGS = ("--set", "max_late_s=1e10")
@@ -101,7 +103,7 @@ class Run:
         figures, document = self._run(BY_SPARK, *arguments, "--master", self.master)
         entries = document["entries"] if "entries" in document else sum(one["entries"] for one in document["tiers"])
         self._require(entries, self.entries, " ".join(arguments[:2]))
-        return {**figures, **_requests(document), "stored_bytes": _size(self.folder / BY_SPARK / "data")}
+        return {**figures, **_requests(document), "stored_bytes": self._stored(BY_SPARK)}
 
     def _audit(self, source: str) -> dict[str, Any]:
         codes = (0,) if source == SOURCE else (1,)
@@ -138,7 +140,12 @@ class Run:
     def _put(self) -> dict[str, Any]:
         figures = self._module("alone", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
         self._require(figures["entries"], self.entries, "one process")
-        return {**figures, "stored_bytes": _size(self.folder / ALONE / "data")}
+        return {**figures, "stored_bytes": self._stored(ALONE)}
+
+    def _stored(self, place: str) -> int:
+        """Return the bytes of all objects of an index."""
+        storage = open_storage(f"file://{self.folder / place}")
+        return sum(info.size_bytes for info in storage.list(DATA_PREFIX))
 
     def _delete(self, *places: str) -> dict[str, Any]:
         for path in (self.folder / place for place in places):
@@ -162,7 +169,3 @@ def _requests(document: Any) -> dict[str, Any]:
 def _sum(counts: Any) -> int:
     """Add up the numbers of a nested object."""
     return sum(map(_sum, counts.values())) if isinstance(counts, dict) else counts
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
