@@ -16,20 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiered_index.documents import COUNT, checked, list_of, load, text, tuple_of
+from tiered_index.documents import COUNT, checked, load, rows_of, text
 from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
 from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_summary, summary_name
 from tiered_index.kernels import crc32
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.state import LogState
+from tiered_index.service.threads import each
 from tiered_index.storage.base import ObjectInfo, Storage
 
 EAGER_BYTES = 1 << 20
 """Largest summary that is read together with the checkpoint."""
 # most objects that a summary may lack; each costs a reader one request
 _LACKING = 8
-# most objects that one append reads
-_READ_AT_ONCE = 32
+# most objects that one append reads, and how many of them one thread reads
+_MOST_READ, _READ_BY_ONE = 1_000, 8
+_THREADS = 16
 _MOST_BYTES = 16 << 20
 # larger filters are left out, and so are objects with a larger directory
 _FILTER_BYTES = 256 << 10
@@ -39,7 +41,7 @@ _HEAD = struct.Struct(">8sI")
 _CRC = struct.Struct(">I")
 _log = logging.getLogger(__name__)
 
-_INDEX = list_of(tuple_of(text(), COUNT, COUNT))
+_INDEX = rows_of(text(), COUNT, COUNT)
 
 Part = tuple[int, bytes | memoryview]
 """The last bytes of an object, and their position in it: the begin of its filter or directory."""
@@ -160,11 +162,9 @@ class Summary:
                 self.listed = self.listed[-1:]
             kept = {name: part for name, part in self._parts().items() if name in wanted}
             lacking = [stored for name, stored in wanted.items() if name not in kept and name not in self._unread]
-            for stored in lacking[:_READ_AT_ONCE]:
-                if (part := self._part(stored)) is not None:
-                    kept[stored.name] = part
-                else:
-                    self._unread.add(stored.name)
+            read = self._read(lacking[:_MOST_READ])
+            kept |= {name: part for name, part in read.items() if part is not None}
+            self._unread.update(name for name, part in read.items() if part is None)
             old = [info.name for info in self.listed]
             if kept:
                 self._index = Index.of(kept)
@@ -206,13 +206,33 @@ class Summary:
             _log.warning("ignoring a summary of directories: %s", error)
             return {}
 
+    def _read(self, lacking: Sequence[StoredObject]) -> dict[str, Part | None]:
+        """Return the parts of these objects in their order, read by several threads.
+
+        None: the object is missing or damaged. Raises `StorageError`.
+        """
+        parts: dict[str, Part | None] = dict.fromkeys(stored.name for stored in lacking)
+        failed: list[StorageError] = []
+
+        def read(stored: StoredObject) -> None:
+            if failed:
+                return  # each request would wait for a storage that is away
+            try:
+                parts[stored.name] = self._part(stored)
+            except StorageError as error:
+                failed.append(error)
+                raise
+
+        each(lacking, read, min(_THREADS, len(lacking) // _READ_BY_ONE))
+        return parts
+
     def _part(self, stored: StoredObject) -> Part | None:
         position = _position(stored)
         assert position is not None
         try:
             data = self.storage.get_range(stored.name, position, stored.size_bytes - position)
             verified_trailer(stored, data)
-        except (StorageError, CorruptFile) as error:
+        except (ObjectNotFound, CorruptFile) as error:
             _log.warning("%s is not in the summary: %s", stored.name, error)
             return None
         return position, data

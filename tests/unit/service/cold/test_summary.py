@@ -13,12 +13,12 @@ from tests.support.cold_index import BASE_MS, ColdIndex, Recorder, cold_index, c
 from tests.support.hanging import until
 from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS as MERGED_MS
-from tests.support.merging import DAY_S, HOUR_MS, Merging
+from tests.support.merging import DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, CorruptFile
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.log import log as log_module
@@ -38,10 +38,9 @@ def summaries(storage: Storage) -> list[str]:
 
 def summarise(storage: Storage) -> str:
     """Write the summary of all files of an index; return its name."""
-    for _ in range(2):
-        log = StorageLog(storage, ManualClock())
-        state = log.open()
-        log._checkpoints.summary.renew(state)
+    log = StorageLog(storage, ManualClock())
+    state = log.open()
+    log._checkpoints.summary.renew(state)
     (name,) = summaries(storage)
     return name
 
@@ -337,6 +336,40 @@ def test_a_merge_leaves_a_summary_of_what_there_is(life: Merging) -> None:
         assert len(reader.query("t", "all")) == 10
     assert len(recorder.operations) == 5
     life.check()
+
+
+def test_a_record_with_many_tables_leaves_a_summary_of_all(life: Merging) -> None:
+    tables = 40
+    life.put([(MERGED_MS + hour * HOUR_MS, f"k{hour}") for hour in range(tables)])
+    life.publish()
+    life.later()
+    life.merge(HOUR_S)
+    (name,) = summaries(life.storage)
+    assert len(life.state.objects) == tables
+    assert set(decode(life.storage.get(name), name)) == set(life.state.objects)
+
+
+class Away(Recorder):
+    """A storage that does not answer range reads."""
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        self.operations.append("get_range")
+        raise StorageUnavailable("away")
+
+
+def test_a_storage_that_is_away_ends_the_renewal_soon_and_the_next_record_renews(tmp_path: Path) -> None:
+    made = cold_index(tmp_path / "root", files=FILES, entries=2)
+    for name in summaries(made.inner):
+        made.inner.delete(name)
+    away = Away(made.inner)
+    log = StorageLog(away, ManualClock())
+    log._checkpoints.summary.renew(log.open())
+    assert away.operations.count("get_range") <= FILES // 8
+    assert summaries(made.inner) == []
+    log._checkpoints.summary.storage = made.inner
+    log._checkpoints.summary.renew(log.state)
+    (name,) = summaries(made.inner)
+    assert len(decode(made.inner.get(name), name)) == FILES
 
 
 def test_no_summary_tells_of_what_was_erased(life: Merging) -> None:
