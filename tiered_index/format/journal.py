@@ -23,12 +23,11 @@ from tiered_index.documents import (
     Optional,
     checked,
     integer,
-    list_of,
     load,
     nullable,
     record,
+    rows_of,
     text,
-    tuple_of,
 )
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
@@ -201,7 +200,7 @@ _BATCH: Check[dict[str, Any]] = record(
     second_max=SECONDS,
     end_ms=MILLISECONDS,
     positions=POSITIONS,
-    topics=Optional(list_of(tuple_of(TOPIC_ID, text())), ()),
+    topics=Optional(rows_of(TOPIC_ID, text()), ()),
 )
 
 

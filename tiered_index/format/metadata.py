@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -22,11 +22,11 @@ from tiered_index.documents import (
     Optional,
     checked,
     integer,
-    list_of,
     load,
     map_of,
     nullable,
     record,
+    rows_of,
     shallow,
     text,
     tuple_of,
@@ -56,7 +56,7 @@ def topic_table(value: Any) -> tuple[tuple[int, str], ...]:
     return pairs
 
 
-_PAIRS = list_of(tuple_of(TOPIC_ID, text()))
+_PAIRS = rows_of(TOPIC_ID, text())
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,13 @@ class Metadata:
     @cached_property
     def ids_by_topic(self) -> dict[str, frozenset[int]]:
         """The ids of each topic, by name."""
-        ids: dict[str, list[int]] = {}
+        ids = {name: _only(topic_id) for topic_id, name in self.topics}
+        if len(ids) == len(self.topics):
+            return ids
+        several: dict[str, list[int]] = {}
         for topic_id, name in self.topics:
-            ids.setdefault(name, []).append(topic_id)
-        return {name: frozenset(of_name) for name, of_name in ids.items()}
+            several.setdefault(name, []).append(topic_id)
+        return {name: frozenset(of_name) for name, of_name in several.items()}
 
     def stats_by_topic(self) -> NamedStats:
         """Return the name and the stats of each topic; stats are None if the file has none."""
@@ -188,6 +191,12 @@ class TopicStats:
     second_max: int
 
 
+@lru_cache(1 << 16)
+def _only(topic_id: int) -> frozenset[int]:
+    """Return the set of one id. Many files have the same topics: they share these sets."""
+    return frozenset((topic_id,))
+
+
 NamedStats = list[tuple[str, TopicStats | None]]
 
 
@@ -238,7 +247,8 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
     """Check a metadata document; return the metadata and the order that it declares."""
     values = _FIELDS(document)
     _MORE(document)
-    more = {name: shallow(value) for name, value in document.items() if name not in values}
+    more = {name: value for name, value in document.items() if name not in values}
+    shallow({name: value for name, value in more.items() if name != "topic_stats"})  # rows are checked, and are many
     order = values.pop("order")
     metadata = Metadata(**values, more=more)
     slots, (low, high), is_shard = metadata.slot_map, metadata.slot_range, metadata.is_shard
@@ -289,6 +299,6 @@ _MORE: Check[dict[str, Any]] = record(
     window_s=Optional(integer(1, 2**42), 0),
     checksum=Optional(text("[0-9a-f]{1,16}"), ""),
     slot_map=Optional(SlotMap.from_json, None),
-    topic_stats=Optional(list_of(tuple_of(TOPIC_ID, COUNT, integer(-(2**62), 2**62), SECONDS, SECONDS)), ()),
+    topic_stats=Optional(rows_of(TOPIC_ID, COUNT, integer(-(2**62), 2**62), SECONDS, SECONDS), ()),
     packed=Optional(read_line, None),
 )
