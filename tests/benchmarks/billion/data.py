@@ -50,7 +50,9 @@ def columns(number: Any, entries: int) -> list[Column]:
     name: Any = F.when(is_shared, -shared - 1).otherwise(number)
     topic = (F.pow(_share(name, 2), F.lit(3.0)) * TOPICS).cast("int")
     late = F.when(number % _LATE_ONE_IN == 7, F.pmod(mixed, F.lit(_LATE_MS))).otherwise(F.lit(0))
-    time_ms: Any = F.call_function("div", number.cast("decimal(38,0)") * (DAYS * DAY_S * 1000), F.lit(entries))
+    # the number's share of the year, in 64 bits
+    whole, rest = divmod(DAYS * DAY_S * 1000, entries)
+    time_ms: Any = number * whole + F.call_function("div", number * rest, F.lit(entries))
     return [
         F.concat(F.lit("topic-"), F.lpad(topic.cast("string"), 3, "0")).alias("topic"),
         (number % 8).cast("int").alias("queue_id"),
