@@ -146,6 +146,26 @@ def test_answers_of_small_pieces(life, monkeypatch):
     check(life, found, lookups)
 
 
+def test_many_lookups_of_few_entries_take_the_filter_first(life, monkeypatch):
+    lookups = lookups_in(life, max_count=20)
+    plan = plan_of(life.state, lookups, max_count=20)
+    searched, runs_of = [], search._runs_of
+
+    def noted(trailer, batch):
+        searched.append(len(batch))
+        return runs_of(trailer, batch)
+
+    monkeypatch.setattr(search, "_runs_of", noted)
+    monkeypatch.setattr(search, "_MANY_PER_ENTRY", 0)
+    sums = []
+    for many in (len(lookups) + 1, 1):
+        monkeypatch.setattr(search, "_MANY", many)
+        searched.clear()
+        check(life, looked_up(life.storage, plan, lookups), lookups)
+        sums.append(sum(searched))
+    assert sums[1] < sums[0]
+
+
 def test_lookups_that_the_driver_holds(life, monkeypatch):
     """Blocks name them by their places; answers and what could not be read are the same."""
     monkeypatch.setattr(answers, "_BATCH_ROWS", 7)

@@ -102,7 +102,10 @@ class Packing:
 
     def ranks_of(self, hashes: npt.NDArray[np.int32]) -> Int64:
         """Return the distinct ranks (m), rising, of normal hashes (n). They are an argument of `unpack`."""
-        return np.unique(hash_rank(hashes, self.base)).astype(np.int64)
+        ranks = np.sort(hash_rank(hashes, self.base).astype(np.int64))
+        # NumPy's `unique` hashes first: it takes ten times as long for half a million numbers
+        distinct: Int64 = ranks[np.diff(ranks, prepend=-1) != 0]
+        return distinct
 
     def find(
         self, data: bytes | memoryview, count: int, file: str, key_hash: int, words: UInt64 | None, at: int

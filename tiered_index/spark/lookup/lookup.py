@@ -359,6 +359,6 @@ def _most(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
     # a group of many slots may have twice the mean length; groups within the gap are read as one range
     read = min(arrays, math.ceil(met * (2 * arrays / groups + settings.coalesce_gap_bytes)))
     request = search.request_bytes(settings)
-    with_filter = search.worth_a_filter(stored, read + request * met, request)
+    with_filter = search.worth_a_filter(stored, asked, read + request * met, request)
     requests = 1 + met + _SPANS_A_WINDOW * read // search.WINDOW_BYTES + with_filter
     return requests, stored.size_bytes - stored.directory_position + read + stored.filter_length * with_filter

@@ -89,7 +89,9 @@ class PackedBatch(LookupBatch):
             # the common case, many times as fast as `np.unique`
             used, index = lookups["topic"][:1], np.zeros(len(lookups), np.int64)
         else:
-            used, index = np.unique(lookups["topic"], return_inverse=True)
+            has = np.zeros(len(topics), bool)
+            has[lookups["topic"]] = True
+            used, index = np.flatnonzero(has), (np.cumsum(has) - 1)[lookups["topic"]]
         self.topics = [topics[place] for place in used.tolist()]
         self.topic_index = index.astype(np.int64, copy=False)
         self.java_hash = lookups["java_hash"].astype(np.int32)

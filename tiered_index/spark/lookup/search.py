@@ -44,6 +44,8 @@ _CHUNK = 1 << 20
 # A filter is fetched if it costs at most 1/4 of the bytes that would be read without it.
 _FILTER_SHARE = 4
 _LEAST_REQUEST_BYTES = 16 << 10
+# It is also fetched for so many lookups, and so many for each entry: excluding one is faster than searching for it.
+_MANY, _MANY_PER_ENTRY = 1 << 15, 2
 # Most lookups of a hot slot (one that is cut into blocks) that are searched one by one, newest blocks first.
 _ALONE = 4
 Array = npt.NDArray[Any]
@@ -94,7 +96,9 @@ def search_object(
             places = places[np.argsort(plan.base_slots(lookups[places])[0], kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
-            given = lookups[part], plan.topics, plan.max_count, part
+            # often all: copies of records are slow
+            chosen = lookups if len(part) == len(lookups) else lookups[part]
+            given = chosen, plan.topics, plan.max_count, part
             asked = PackedBatch(*given, expired=plan.expired, allow_partial=plan.allow_partial)
             for batch in asked.under(stored.hash):
                 yield from _search(plan, source, trailer, batch)
@@ -138,7 +142,7 @@ def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: P
     request = request_bytes(plan.settings)
     spans = spans_of(_runs_of(trailer, batch), source.gap_bytes, stored.size_bytes)
     wanted = sum(span.length + request for span in spans)
-    if not worth_a_filter(stored, wanted, request):
+    if not worth_a_filter(stored, len(batch), wanted, request):
         return batch
     hashes = batch.filter_hashes(keyed=cold.keyed)
     cold.filters.record_miss(stored, int(hashes[0]))
@@ -152,9 +156,13 @@ def request_bytes(settings: ColdSettings) -> int:
     return max(settings.coalesce_gap_bytes, _LEAST_REQUEST_BYTES)
 
 
-def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
-    """Return whether to fetch an object's filter if `wanted` bytes (with the cost of requests) are read without it."""
-    return stored.filter_length > 0 and (stored.filter_length + request) * _FILTER_SHARE <= wanted
+def worth_a_filter(stored: StoredObject, lookups: int, wanted: int, request: int) -> bool:
+    """Return whether to fetch an object's filter for so many lookups.
+
+    Without it, `wanted` bytes (with the cost of requests) are read.
+    """
+    is_small = (stored.filter_length + request) * _FILTER_SHARE <= wanted
+    return stored.filter_length > 0 and (is_small or lookups >= max(_MANY, _MANY_PER_ENTRY * stored.count))
 
 
 # `lookups` has records, or places in the plan's `asked` (i64).
