@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.kernels import compiled
 
@@ -81,7 +82,7 @@ class FilterBuilder:
         """Return the filter."""
         collected, loops = self._hashes[: self._count], compiled()
         if loops is None:
-            ordered = np.unique(collected)
+            ordered = distinct_numbers(collected)
         else:
             found = np.empty_like(collected)
             ordered = found[: loops.distinct(collected, found)]

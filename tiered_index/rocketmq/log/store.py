@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageError
+from tiered_index.format.distinct import distinct_numbers
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC
 from tiered_index.rocketmq.log.message import decode_message
@@ -203,7 +204,7 @@ def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
             _, entries = queue.read(first, max(queue.seek(end) - first, 1))
             offsets = entries["offset"].astype(np.int64)
             found.append(offsets[(offsets >= begin) & (offsets < end)])
-    return np.unique(np.concatenate(found))
+    return distinct_numbers(np.concatenate(found))
 
 
 # Prefix of the source names of followed stores

@@ -279,15 +279,15 @@ def entries_checksum(batch: pa.RecordBatch, schema: Schema) -> int:
 
 def _topics(ids: Array, names: Mapping[int, str]) -> pa.Array:
     """Return the name of each topic id, null if it has none. Raises `InvalidArgument` for a lone surrogate."""
-    used, places = np.unique(ids, return_inverse=True)
-    known = [names.get(topic_id) for topic_id in used.tolist()]
+    encoded = pa.array(np.ascontiguousarray(ids, ids.dtype.newbyteorder("="))).dictionary_encode()
+    known = [names.get(topic_id) for topic_id in encoded.dictionary.to_pylist()]
     try:
         texts = pa.array(known, pa.string())
     except UnicodeEncodeError as error:
         raise InvalidArgument(
             f"topic {error.object!r:.80} has a lone surrogate, which can't be exported as text"
         ) from error
-    return texts.take(pa.array(places))
+    return texts.take(encoded.indices)
 
 
 def topics_of(topics: str | Iterable[str] | None) -> list[str] | None:

@@ -239,9 +239,10 @@ def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.
     if not table:
         return None
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
-    found, places = np.unique(ids, return_inverse=True)
-    texts = pa.array([names.get(topic_id, f"(topic id {topic_id})") for topic_id in found.tolist()], pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), texts)
+    encoded = pa.array(np.ascontiguousarray(ids, ids.dtype.newbyteorder("="))).dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    texts = pa.array([names.get(topic_id, f"(topic id {topic_id})") for topic_id in found], pa.string())
+    return pa.DictionaryArray.from_arrays(encoded.indices, texts)
 
 
 def packed(columns: Mapping[str, Any], dtype: np.dtype[Any]) -> npt.NDArray[np.void]:

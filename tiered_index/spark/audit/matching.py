@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.log.records import StoredObject
@@ -151,7 +152,7 @@ def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
             sides[side.as_py()].append(cell.as_buffer())
         source, index = (np.frombuffer(b"".join(sides[side]), DIGEST) for side in (SOURCE, INDEX))
         of_source, of_index, differing, repeated = compare_range(source, index)
-        told = np.unique((differing >> np.uint64(64 - told_bits)).astype(np.uint32))
+        told = distinct_numbers((differing >> np.uint64(64 - told_bits)).astype(np.uint32))
         parts.append(Matched(of_source, of_index, told, frozenset(), repeated))
     return Matched.joined([*parts, Matched(0, 0, np.zeros(0, np.uint32), frozenset(unread))])
 
@@ -164,7 +165,7 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, in
     topic of an object without a table.
     """
     if len(source) == len(index) and _sum(source) == _sum(index):
-        count = len(np.unique(source["entry"]))
+        count = len(distinct_numbers(source["entry"]))
         return count, count, np.empty(0, np.uint64), 0
     both = np.concatenate([source, index])
     # sort by digests only; equal digests may have any order
