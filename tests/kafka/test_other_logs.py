@@ -199,27 +199,11 @@ def test_closing_does_not_wait_long_for_brokers_that_are_away(index, topic):
             beside(source.close)()
 
 
+@pytest.mark.parametrize("stops_again", [False, True])
 def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
-    index, cluster, servers, topic, made, producing, monkeypatch
+    index, cluster, servers, topic, made, producing, monkeypatch, stops_again
 ):
     """The client reports it as an offset out of range, with an offset in the range."""
-    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
-    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
-        follower.run()
-        cluster.delete(topic)
-        cluster.create(topic)
-        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
-        source = follower.source
-        source._partitions[topic, 0].is_out_of_range = True
-        source._settle((topic, 0))
-        follower.run()
-    assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
-    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
-
-
-def test_a_log_that_was_cut_stays_suspect_if_its_partition_stops_again(
-    index, cluster, servers, topic, made, producing, monkeypatch
-):
     monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
     with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
         follower.run()
@@ -229,12 +213,14 @@ def test_a_log_that_was_cut_stays_suspect_if_its_partition_stops_again(
         source, place = follower.source, (topic, 0)
         source._partitions[place].is_out_of_range = True
         source._settle(place)
-        while place in source._waiting:
+        while stops_again and place in source._waiting:
             source._go_on_looking(None)
-        assert source._partitions[place].doubted == "tail"
-        source._settle(place)
+        if stops_again:
+            assert source._partitions[place].doubted == "tail"
+            source._settle(place)
         follower.run()
     assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
+    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
 
 
 def test_a_loss_is_reported_once_though_the_broker_goes_away(

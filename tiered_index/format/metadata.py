@@ -248,7 +248,8 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
     values = _FIELDS(document)
     _MORE(document)
     more = {name: value for name, value in document.items() if name not in values}
-    shallow({name: value for name, value in more.items() if name != "topic_stats"})  # rows are checked, and are many
+    for name in more.keys() - {"topic_stats"}:  # its rows are checked, and are many
+        shallow(more[name])
     order = values.pop("order")
     metadata = Metadata(**values, more=more)
     slots, (low, high), is_shard = metadata.slot_map, metadata.slot_range, metadata.is_shard
