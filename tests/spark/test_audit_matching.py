@@ -11,6 +11,7 @@ import pytest
 
 from tiered_index.format.layout import PRESETS
 from tiered_index.spark.audit.differences import _ROWS, KINDS, Differences, _difference, _pairs, _rows, _told, may_hold
+from tiered_index.spark.audit.digest_table import DigestShape, DigestTable
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
 from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, compare_range
 from tiered_index.spark.lookup.plan import Target
@@ -57,9 +58,27 @@ def test_what_is_cut_is_compared_whole_and_digests_that_differ_are_told() -> Non
     index = np.array_split(digests(same[::-1]), 2)
     cut = [_cut(part, side, 6, 1) for side, parts in enumerate((source, index)) for part in parts]
     blocks = pa.Table.from_batches(cut).sort_by("range")
-    found = _compared(blocks.to_batches(max_chunksize=7), 20)
-    assert (found.source, found.index) == (5_010, 5_000)
-    assert set(found.differing.tolist()) == set((alone >> np.uint64(44)).tolist())
+    shape = DigestShape.of(6, 5_000)
+    found = _compared(blocks.to_batches(max_chunksize=7), shape)
+    assert (found.source, found.index, found.differing) == (5_010, 5_000, 10)
+    table = DigestTable(shape, found.blocks)
+    assert table.may_hold(alone).all()
+    assert np.count_nonzero(table.may_hold(same)) < 5
+
+
+@pytest.mark.parametrize("range_bits, entries", [(0, 1), (6, 5_000), (11, 1 << 40)])
+def test_a_table_holds_what_was_added_and_little_else(range_bits: int, entries: int) -> None:
+    rng = np.random.default_rng(9)
+    shape = DigestShape.of(range_bits, entries)
+    added, others = (rng.integers(0, 2**64, count, np.uint64) for count in (3_000, 100_000))
+    ranges = added >> np.uint64(64 - range_bits) if range_bits else np.zeros(len(added), np.uint64)
+    blocks = [(number, shape.block(added[ranges == number])) for number in np.unique(ranges).tolist()]
+    table = DigestTable(shape, blocks)
+    assert table.may_hold(added).all()
+    filled = 1 - np.exp(-2 * len(added) / shape.bits)
+    assert np.count_nonzero(table.may_hold(others)) <= len(others) * filled**2 * 1.2 + 9
+    assert sum(len(block) for _, block in blocks) <= 32 << 20
+    assert not DigestTable(shape, []).may_hold(others).any()
 
 
 SCHEMA = PRESETS["native"].schema

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from tests.spark.denying import DenyingAddress
 from tests.spark.entries import BEGIN_MS, check, messages, states, write_parquet
@@ -27,6 +28,7 @@ from tiered_index.errors import (
     NotAnIndex,
     SchemaMismatch,
     StorageMisconfigured,
+    StorageUnavailable,
 )
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.answers.validation import assigned_topic_id
@@ -39,6 +41,7 @@ from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, c
 from tiered_index.spark.build.shards import pack_batches, widened
 from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import cleaned_up
 from tiered_index.storage.opening import open_storage
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
@@ -493,3 +496,24 @@ def test_errors_of_tasks_keep_their_class_and_their_text():
         raise RuntimeError(text.replace("CorruptFile: data/x: bad at byte 4", "InvalidArgument: no such thing"))
     with pytest.raises(RuntimeError, match="nothing of ours"), typed_errors("reading"):
         raise RuntimeError("nothing of ours")
+
+
+def test_the_end_of_the_jvm_is_an_error_of_its_own():
+    class WithoutText(Exception):  # as py4j's errors, whose text the JVM has
+        def __str__(self) -> str:
+            raise Py4JNetworkError("Answer from Java side is empty")
+
+    for error in (WithoutText(), Py4JNetworkError("none"), ConnectionRefusedError(111, "Connection refused")):
+        with pytest.raises(StorageUnavailable, match=r"^reading: Spark's JVM ended.*spark\.driver\.memory"):
+            with typed_errors("reading"):
+                raise error
+
+
+def test_an_error_of_a_job_hides_one_of_cleaning_up():
+    def clean() -> None:
+        raise ConnectionRefusedError("Spark ended")
+
+    with pytest.raises(ValueError, match="the first"), cleaned_up(clean):
+        raise ValueError("the first")
+    with pytest.raises(ConnectionRefusedError), cleaned_up(clean):
+        pass

@@ -134,6 +134,10 @@ def test_many_keys(spark, index, monkeypatch, held):
     none = [row for row in rows if row["id"] < 0]
     assert len(none) == 7_000 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
     assert sum(result.statuses.values()) == len(ROWS) - 1 + 7_000
+    # blocks are large, and Java's serialization holds many groups of them
+    relation = result.kept._jdf.queryExecution().withCachedData()
+    groups = relation.cacheBuilder().cachedColumnBuffers().collect()
+    assert [group.numRows() for group in groups] == [1] * result.kept.count()
     result.release()
 
 

@@ -14,6 +14,7 @@ _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>
 _KINDS = {"MissingOffsets": CorruptFile}
 # The text of ENOSPC in Java and Python.
 _NO_ROOM = "No space left on device"
+_ENDED = "Spark's JVM ended"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
@@ -29,7 +30,7 @@ def typed_errors(what: str) -> Iterator[None]:
     except TieredIndexError:
         raise
     except Exception as error:
-        text = str(error)
+        text = _text(error)
         # the last error of a chain of causes is the one that the task raised
         for found in reversed(list(_OURS.finditer(text))):
             kind = _KINDS.get(found["kind"]) or getattr(errors, found["kind"], None)
@@ -40,9 +41,24 @@ def typed_errors(what: str) -> Iterator[None]:
                 f"{what}: a temporary disk of an executor is full: give Spark's local folder (spark.local.dir) and "
                 "TMPDIR more room, and run it again"
             ) from error
+        if text == _ENDED or isinstance(error, ConnectionError):
+            raise StorageUnavailable(
+                f"{what}: Spark's JVM ended, perhaps because its memory was too small: see its log, and give it more "
+                "(spark.driver.memory)"
+            ) from error
         if any(sign in text for sign in _LOST):
             raise StorageUnavailable(f"{what}: Spark lost too many executors or workers; run it again") from error
         raise
+
+
+def _text(error: Exception) -> str:
+    """Return the text of an error of Spark, `_ENDED` without a JVM, which has the text."""
+    from py4j.protocol import Py4JNetworkError
+
+    try:
+        return _ENDED if isinstance(error, Py4JNetworkError) else str(error)
+    except (Py4JNetworkError, ConnectionError):
+        return _ENDED
 
 
 def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexError:

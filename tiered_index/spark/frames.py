@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -35,31 +36,57 @@ _T = TypeVar("_T")
 def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
     """Send a value to each executor once; yield its handle, which the end of the block invalidates."""
     shared = spark.sparkContext.broadcast(value)
-    try:
+    with cleaned_up(shared.destroy):
         yield shared
-    finally:
-        shared.destroy()
-
-
-_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_LARGE = 1 << 17
 
 
 @contextlib.contextmanager
-def large_batches(spark: SparkSession) -> Iterator[None]:
-    """Let Spark pass rows to Python in batches of 2^17 during the block, or of 64 MiB if that is less.
-
-    If another thread's block has set this in the session, it holds until that block ends.
-    """
-    before = str(spark.conf.get(_ROWS))
-    if before == str(_LARGE):
-        yield
-        return
-    spark.conf.set(_ROWS, str(_LARGE))
+def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
+    """Call `clean` at the end of the block. An error of the block hides one of `clean`: Spark may have ended."""
     try:
         yield
-    finally:
-        spark.conf.set(_ROWS, before)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            clean()
+        raise
+    clean()
+
+
+@contextlib.contextmanager
+def _configured(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Set a value of Spark's SQL configuration during the block.
+
+    If another thread's block has set it in the session, it holds until that block ends.
+    """
+    before = spark.conf.get(name)
+    if before == value:
+        yield
+        return
+    spark.conf.set(name, value)
+    with cleaned_up(partial(spark.conf.set, name, str(before))):
+        yield
+
+
+def large_batches(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
+    """Let Spark pass rows to Python in batches of 2^17 during the block, or of 64 MiB if that is less."""
+    return _configured(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", f"{1 << 17}")
+
+
+def shuffles_deleted(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
+    """Let Spark delete the shuffle files of the queries that begin in the block when they end.
+
+    Otherwise it keeps them until the JVM collects garbage. A frame of the block can't be read a second time without a
+    second shuffle.
+    """
+    return _configured(spark, "spark.sql.classic.shuffleDependency.fileCleanup.enabled", "true")
+
+
+def rows_kept_singly(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
+    """Let Spark keep each row of the frames that are persisted in the block by itself; for rows of many KiB.
+
+    By default it groups rows up to 4 MiB. Java's serialization holds 100 groups at once, and copies of some.
+    """
+    return _configured(spark, "spark.sql.inMemoryColumnarStorage.batchSize", "1")
 
 
 _ARROW_TYPES = {

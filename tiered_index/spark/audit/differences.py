@@ -32,7 +32,7 @@ from tiered_index.spark.audit.entries import (
     value_dtype,
 )
 from tiered_index.spark.audit.matching import match
-from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, one_row
+from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, cleaned_up, one_row
 from tiered_index.spark.lookup.plan import Target, records_of
 
 if TYPE_CHECKING:
@@ -137,21 +137,22 @@ def compare(
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     rule, schema = joint_rule(stored.hash for stored in objects), sides.schema
     picked = Picked(*seconds, rule=rule, expired=sides.expired)
-    matched, ranges = match(sides, within, picked)
+    matched, among = match(sides, within, picked)
     counts: dict[str, int] = {}
     listed: list[Difference] = []
     unread = set(matched.unread)
-    if len(matched.differing):
+    if matched.differing:
 
         def make(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
             return _rows(parts, schema)
 
         with ExitStack() as ending:
-            rows = ending.enter_context(sides.rows(within, replace(picked, ranges=ranges), make, _ROWS))
-            joined = int(ranges.mean() * (matched.source + matched.index))
+            rows = ending.enter_context(sides.rows(within, replace(picked, among=among), make, _ROWS))
+            equal = min(1.0, 2 * matched.differing / among.shape.bits) ** 2 * (matched.source + matched.index)
+            joined = int(2 * matched.differing + equal)
             partitions = max(sides.cores, joined // _PARTITION_ROWS)
             pairs = _pairs(rows.repartition(partitions, "identity")).persist(StorageLevel.MEMORY_AND_DISK)
-            ending.callback(pairs.unpersist)
+            ending.enter_context(cleaned_up(pairs.unpersist))
             unread.update(row[0] for row in pairs.where("identity IS NULL").select("held.object").collect())
             damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
             alone = _told(pairs.where("identity IS NOT NULL"), damaged, sides.base, rule, schema)

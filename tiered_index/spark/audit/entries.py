@@ -28,6 +28,7 @@ from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.addresses import StorageAddress
+from tiered_index.spark.audit.digest_table import DigestTable
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.frames import broadcast, large_batches
@@ -71,15 +72,15 @@ def entry_digests(columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> np
 class Picked:
     """A selection of entries: those in an inclusive range of seconds that have not `expired`.
 
-    `rule` is the hash rule of the index's objects; if they have both, `folded_hashes` are compared. `ranges` (bool; a
-    power of two; each for an interval of `entry_digests`) selects only entries of these intervals.
+    `rule` is the hash rule of the index's objects; if they have both, `folded_hashes` are compared. `among` selects
+    only entries with digests (`entry_digests`) that it may hold.
     """
 
     first: int
     last: int
     rule: HashRule = "abs"
     expired: Expired = NOTHING
-    ranges: npt.NDArray[np.bool_] | None = None
+    among: DigestTable | None = None
 
     def as_compared(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return the hashes in identities for stored hashes (n)."""
@@ -88,10 +89,8 @@ class Picked:
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
         """Return the indices (intp, n) of the picked entries."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
-        if self.ranges is not None:
-            # the first bits of a digest are the number of its range
-            bits = len(self.ranges).bit_length() - 1
-            inside &= self.ranges[(entry_digests(columns, schema) >> np.uint64(64 - bits)).astype(np.int64)]
+        if self.among is not None:
+            inside &= self.among.may_hold(entry_digests(columns, schema))
         return np.flatnonzero(inside)
 
 

@@ -21,8 +21,9 @@ from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.audit.digest_table import DigestShape, DigestTable
 from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked, Sides, Unread, entry_digests
-from tiered_index.spark.frames import arrow_schema, cells_of, one_row
+from tiered_index.spark.frames import arrow_schema, cells_of, one_row, shuffles_deleted
 from tiered_index.spark.workers import between_tasks
 
 # `topic` is 0 if an object has no table of topics
@@ -33,8 +34,6 @@ _RANGE = 1 << 19
 _LEAST_RANGES = 64
 # Digests of one side that are distributed to ranges at once
 _HELD = 1 << 20
-# Most first bits of digests that select differing entries; each of their values needs a byte of memory
-_MOST_BITS = 24
 _BLOCKS = "partition int, range int, side int, digests binary, unread string"
 _ARROW = arrow_schema(_BLOCKS)
 _RESULT = "result binary"
@@ -56,16 +55,17 @@ def _digests(part: Part, schema: Schema) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The numbers of distinct entries of each side, and the first bits of differing digests (u32, n).
+    """The numbers of distinct entries of each side, and of differing digests.
 
-    `unread` are the objects that could not be read whole. `repeated` entries are more often in the index than in the
-    source.
+    `blocks` are the numbers and `DigestShape.block` of the ranges that differ. `unread` are the objects that could not
+    be read whole. `repeated` entries are more often in the index than in the source.
     """
 
-    source: int
-    index: int
-    differing: npt.NDArray[np.uint32]
-    unread: frozenset[str]
+    source: int = 0
+    index: int = 0
+    differing: int = 0
+    blocks: tuple[tuple[int, bytes], ...] = ()
+    unread: frozenset[str] = frozenset()
     repeated: int = 0
 
     @classmethod
@@ -74,37 +74,36 @@ class Matched:
         return cls(
             sum(one.source for one in parts),
             sum(one.index for one in parts),
-            np.concatenate([np.zeros(0, np.uint32), *(one.differing for one in parts)]),
+            sum(one.differing for one in parts),
+            tuple(block for one in parts for block in one.blocks),
             frozenset().union(*(one.unread for one in parts)),
             sum(one.repeated for one in parts),
         )
 
 
-def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.bool_]]:
-    """Compare the picked entries of both sides; return the result, and `Picked.ranges` of the differences. Driver.
+def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, DigestTable]:
+    """Compare the picked entries of both sides; return the result, and the digests that differ. Driver.
 
     Raises the errors of `entries`.
     """
-    schema, count = sides.schema, sum(one.count for one in stored)
+    schema, count, spark = sides.schema, sum(one.count for one in stored), sides.entries.frame.sparkSession
     bits = (max(_LEAST_RANGES, count // _RANGE) - 1).bit_length()
     partitions = min(1 << bits, max(2 * sides.cores, (1 << bits) // 16))
-    told_bits = max(bits, min(_MOST_BITS, count.bit_length()))
+    shape = DigestShape.of(bits, count)
 
     def cut(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
         return _blocks(parts, schema, bits, partitions)
 
     def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with between_tasks():
-            result = _compared(batches, told_bits)
+            result = _compared(batches, shape)
         yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
 
-    with sides.rows(stored, picked, cut, _BLOCKS) as rows:
+    with shuffles_deleted(spark), sides.rows(stored, picked, cut, _BLOCKS) as rows:
         blocks = rows.repartitionById(partitions, "partition").sortWithinPartitions("range")
         results = blocks.mapInArrow(compare, _RESULT).collect()
     matched = Matched.joined([pickle.loads(row[0]) for row in results])
-    ranges = np.zeros(1 << told_bits, np.bool_)
-    ranges[matched.differing] = True
-    return matched, ranges
+    return matched, DigestTable(shape, matched.blocks)
 
 
 def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partitions: int) -> Iterator[pa.RecordBatch]:
@@ -139,12 +138,12 @@ def _cut(digests: Digests, side: int, bits: int, partitions: int) -> pa.RecordBa
     return pa.RecordBatch.from_arrays([*cells, pa.nulls(len(numbers), pa.string())], schema=_ARROW)
 
 
-def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
+def _compared(batches: Iterable[pa.RecordBatch], shape: DigestShape) -> Matched:
     """Compare the ranges of a partition, whose blocks are sorted by range."""
     parts: list[Matched] = []
     unread: set[str] = set()
     rows = (row for batch in batches for row in zip(*(batch.column(name) for name in _ARROW.names[1:]), strict=True))
-    for _, blocks in groupby(rows, lambda row: row[0].as_py()):
+    for number, blocks in groupby(rows, lambda row: row[0].as_py()):
         sides: tuple[list[pa.Buffer], list[pa.Buffer]] = ([], [])
         for _, side, cell, name in blocks:
             if name.is_valid:
@@ -152,9 +151,9 @@ def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
             sides[side.as_py()].append(cell.as_buffer())
         source, index = (np.frombuffer(b"".join(sides[side]), DIGEST) for side in (SOURCE, INDEX))
         of_source, of_index, differing, repeated = compare_range(source, index)
-        told = distinct_numbers((differing >> np.uint64(64 - told_bits)).astype(np.uint32))
-        parts.append(Matched(of_source, of_index, told, frozenset(), repeated))
-    return Matched.joined([*parts, Matched(0, 0, np.zeros(0, np.uint32), frozenset(unread))])
+        told = ((number, shape.block(differing)),) if len(differing) else ()
+        parts.append(Matched(of_source, of_index, len(differing), told, repeated=repeated))
+    return Matched.joined([*parts, Matched(unread=frozenset(unread))])
 
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import arrow_schema, gathered, one_row
+from tiered_index.spark.frames import arrow_schema, cleaned_up, gathered, one_row, rows_kept_singly
 from tiered_index.spark.lookup.plan import LOOKUP, Array, LookupPlan, distinct, kept, lookups_of, records_of, routes
 from tiered_index.spark.metrics import Progress, watched
 
@@ -32,7 +32,8 @@ LOTS_SCHEMA = (
     "topics array<string>, rows long, topicless long, keyless long, low long, high long, asked binary, few binary"
 )
 _LOTS = arrow_schema(LOTS_SCHEMA)
-_LOT_ROWS = 1 << 18
+# At most 1 MB of lookups, because Java's serialization holds 100 rows
+_LOT_ROWS = 1 << 15
 # Most lookups of a lot in its report: with thousands of tasks less than Spark's limit for a job's result.
 _FEW = 6_000
 # Most lookups that the driver and each Python worker hold: 56 MiB.
@@ -106,8 +107,9 @@ def take_census(
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return pack_keys(batches, keyed=keyed, column=column)
 
-    lots = keys.all_fields().mapInArrow(pack, LOTS_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
-    ending.callback(lots.unpersist)
+    with rows_kept_singly(spark):
+        lots = keys.all_fields().mapInArrow(pack, LOTS_SCHEMA).persist(StorageLevel.DISK_ONLY)
+    ending.enter_context(cleaned_up(lots.unpersist))
     with typed_errors("counting the keys"), watched(spark, "count", progress):
         heads = [row.asDict() for row in lots.drop("asked").collect()]
         census = replace(census_of(heads, keys.names, skip_null=skip_null), lots=lots)

@@ -1,0 +1,73 @@
+"""A compact set of digests: Bloom's filter with two bits a digest, in a block for each range of digests.
+
+Partitions fill the blocks of their ranges, so their results have a bounded size however many digests they add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+UInt64 = npt.NDArray[np.uint64]
+
+# Most bits of all blocks together: 32 MiB in the driver and in each worker
+_MOST_BITS = 28
+# Bits for each entry of a small index
+_BITS_PER_ENTRY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DigestShape:
+    """The 2**`range_bits` ranges of a table, and the 2**`block_bits` bits of each range's block."""
+
+    range_bits: int
+    block_bits: int
+
+    @property
+    def bits(self) -> int:
+        """The number of bits of all blocks."""
+        return 1 << (self.range_bits + self.block_bits)
+
+    @classmethod
+    def of(cls, range_bits: int, entries: int) -> DigestShape:
+        """Return the shape for an index of `entries` entries."""
+        bits = min(_MOST_BITS, (entries * _BITS_PER_ENTRY).bit_length())
+        return cls(range_bits, max(3, bits - range_bits))
+
+    def block(self, digests: UInt64) -> bytes:
+        """Return the block of `digests` (u64, n), which are in one range."""
+        held = np.zeros(1 << self.block_bits, np.bool_)
+        for cells in self.cells(digests):
+            held[cells & (len(held) - 1)] = True
+        return np.packbits(held, bitorder="little").tobytes()
+
+    def cells(self, digests: UInt64) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the two bits (i64, n) of each digest in the table: the bits after those of the range, and the last."""
+        first = (digests >> np.uint64(64 - self.range_bits - self.block_bits)).astype(np.int64)
+        last = (digests & np.uint64((1 << self.block_bits) - 1)).astype(np.int64)
+        return first, (first >> self.block_bits << self.block_bits) | last
+
+
+class DigestTable:
+    """The blocks of all ranges. `may_hold` has no false negatives."""
+
+    def __init__(self, shape: DigestShape, blocks: Iterable[tuple[int, bytes]]) -> None:
+        self.shape = shape
+        self._held = np.zeros((1 << shape.range_bits, 1 << shape.block_bits >> 3), np.uint8)
+        for number, block in blocks:
+            self._held[number] = np.frombuffer(block, np.uint8)
+
+    def may_hold(self, digests: UInt64) -> npt.NDArray[np.bool_]:
+        """Return whether the table may hold each of `digests` (u64, n; bool, n). False is certain."""
+        first, second = self.shape.cells(digests)
+        found = self._bits(first)
+        left = np.flatnonzero(found)
+        found[left] = self._bits(second[left])
+        return found
+
+    def _bits(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        held: npt.NDArray[np.uint8] = self._held.reshape(-1)[cells >> 3] >> (cells & 7).astype(np.uint8) & 1
+        return held.view(np.bool_)
