@@ -32,6 +32,7 @@ import tempfile
 import time
 import traceback
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,7 @@ __all__ = ["CAMPAIGNS", "Crashes"]
 CAMPAIGNS = ("crash", "fault", "burst", "again")
 SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
 """The shares that `--all` checks. All states would take some hours."""
+_CAUSES = {"crash": "one crash", "fault": "fault, then crash", "burst": "burst, then crash"}
 _T = TypeVar("_T")
 _HANG_S = 120
 _STORAGE_CALLS = {
@@ -186,7 +188,7 @@ class Crashes:
             if not disk.struck:
                 self._let_go(world)
                 return False
-            self.tally.tried["bursts of faults" if burst else "faults"] += 1
+            self.tally.tried["bursts" if burst else "faults"] += 1
             disk.watch = None
             disk.clear()
             self._strike(f"{case}:end", world, disk, all_kept=False)
@@ -267,8 +269,9 @@ class Crashes:
                 with _without_chance(case):
                     self._open_struck(case, branch, branch_disk)
                 return
-            self.tally.tried["double crashes" if self._nested else f"crash states after a {case.split(':')[1]}"] += 1
-            self.tally.tried[f"crash states in scenario {case.split(':')[0]}"] += 1
+            life, campaign = case.split(":")[:2]
+            self.tally.tried[f"by cause: {'double crash' if self._nested else _CAUSES[campaign]}"] += 1
+            self.tally.tried[f"by scenario: {life}"] += 1
             with self._telling(case):
                 _come_back(branch, branch_disk)
         finally:
@@ -495,6 +498,7 @@ def _run(options: argparse.Namespace) -> Tally:
         for name, tally in pool.imap(_run_one, works, chunksize=1):
             total.add(tally)
             print(f"{name} {sum(tally.found.values())} failures", file=sys.stderr, flush=True)
+    total.tried = Counter(dict(sorted(total.tried.items())))
     return total
 
 

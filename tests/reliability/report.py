@@ -41,50 +41,82 @@ QUICK = {
 }
 INTRO = """# Reliability
 
-This page is for those who judge the engine's safety. It has the results of campaigns that try to break the
+This page helps you judge the engine's safety. It has the results of campaigns that try to break the
 [guarantees](../README.md#guarantees). `make reliability-report` runs all campaigns again (some hours), and writes this
-page. `make test` runs a small part of each.
+page. `make test` runs a small part of each campaign. `make mutants` checks the tests themselves: it puts defects into
+copies of the code, and each defect must turn a test red.
 
 After damage or a loss, see [Repair](restore.md#repair), [lost objects](restore.md#what-the-storage-lost), [restored
 roots](restore.md#a-root-from-a-backup) and [errors of the storage](troubleshooting.md#storageunavailable).
 
-The limits of this evidence: all campaigns run on one machine. Power cuts are simulated. No cloud provider's storage was
-used.
+The evidence has these limits:
 
-Each row of the table has the commit that a campaign tested, and its failures of four kinds:
+- All campaigns run on one machine, with Linux.
+- Power cuts are simulated.
+- Chaos uses a real S3 server. The other campaigns use a storage in memory or in local files. No campaign used a cloud
+  provider's storage.
 
-- *Durable entries lost*: an entry is missing although a flush or the [durable
+The table shows the commit that each campaign tested, its duration, and the failures that it found. There are four kinds
+of failures:
+
+- *Durable entries lost*: an entry is missing, although a flush or the [durable
   position](glossary.md#stored-data) confirmed it.
-- *Wrong answers*: an answer differs from the *model* (the entries that the test has put), or says `complete` and is
-  not.
+- *Wrong answers*: an answer differs from the *model*. The model is the list of entries that the test has put. A
+  `complete` answer that lacks entries is wrong, too.
 - *Untyped errors*: a call fails with an exception that is not in `tiered_index/errors.py`.
 - *Hangs*: a call does not return in time.
 """
 SAID = {
     "crashes": "The campaign kills the process or simulates a power cut before each call to disk or storage, and "
     "within each write. A power cut loses, keeps, tears or reorders unsynced bytes. Then the campaign opens the "
-    "index, compares it with the model, and continues to write. In further runs one call fails (*fault*), or two to "
-    "eight calls fail (*burst*), and a crash follows. A *double crash* is a second crash during the recovery. The "
-    "campaign tries all single crashes, and a random sample of the rest: 10 % of faults, 3 % of bursts, 0.5 % of "
-    "double crashes. A *crash state* is the index after one crash. A scenario is a sequence of calls, such as "
-    "`quarantine`.",
-    "interrupts": "The campaign raises an exception at each line of each public call, in eight states of an index. "
-    "Then it uses, closes and reopens the index. Rows *interrupted lines* count these lines: *interrupt*, a "
-    "`KeyboardInterrupt` in the caller's thread; *memory*, a `MemoryError` there; *engine*, a `MemoryError` in the "
-    "engine's own threads. *Signals* are timer signals at random moments, while background workers run.",
-    "simulation": "A scheduler with a seed runs one thread at a time. The threads are writers on two hosts, readers, "
-    "the life cycle and merges. Clocks jump, processes are killed, and calls to disk and storage fail. To repeat a "
-    "run, use its seed.",
-    "mutations": "The campaign changes stored bytes, and corrects their checksums to match. Then each reader of the "
-    "format reads them. A row counts the changes to one format. *End to end* counts those after which the campaign "
-    "also ran a whole call or command. A write or deletion outside the index counts as a wrong answer.",
+    "index, compares it with the model, and continues to write.\n"
+    "\n"
+    "In further runs one call fails (*fault*), or two to eight calls fail (*burst*). A crash follows. In a *double "
+    "crash*, a second crash interrupts the recovery. The campaign tries every single crash, 10 % of the faults, 3 % "
+    "of the bursts, and a random sample of the double crashes.\n"
+    "\n"
+    "A *crash state* is the index after one crash or a double crash. The table counts each crash state twice: "
+    "once *by cause* and once *by scenario*. A scenario is a script that uses one part of an index. For example, "
+    "*merging* merges files while a writer continues.",
+    "interrupts": "The campaign brings an index into one of eight states, and raises an exception at one line of a "
+    "public call. Then it uses, closes and reopens the index. It tries every Python line of every call in every "
+    "state. A line in a loop is tried at most twice. The rows count the interrupted lines:\n"
+    "\n"
+    "- *interrupt*: a `KeyboardInterrupt` in the caller's thread\n"
+    "- *memory*: a `MemoryError` in the caller's thread\n"
+    "- *engine*: a `MemoryError` in a thread of the engine\n"
+    "\n"
+    "*Signals* are timer signals at random moments, while background workers run.",
+    "simulation": "A seed determines a whole run: the order of the threads and all faults. One thread runs at a time. "
+    "The threads are writers on two hosts, readers, the life cycle and merges. Clocks jump, processes are killed, "
+    "and calls to disk and storage fail. To repeat a run, pass its seed (`--seed 4711`).",
+    "mutations": "The campaign changes bytes of one stored file. In nine of ten changes it also corrects the "
+    "checksums, so they match. Then it decodes the file. *End to end* counts the changes after which it also ran a "
+    "whole call or command. Each other row counts the changes to one format:\n"
+    "\n"
+    "- *commit log* to *bare files* are files of RocketMQ. Bare files are RocketMQ's index files without a trailer.\n"
+    "- *marker* is `tiered_index.json` in the root.\n"
+    "- *upload leftovers* are the files of an unfinished upload.\n"
+    "- *database rows* are the objects of a `sqlite://` storage.\n"
+    "\n"
+    "In this campaign an answer is wrong if it has an entry that nobody put under its topic and key. A write or "
+    "deletion outside the index also counts as a wrong answer. The campaign does not check that an answer has all "
+    "entries: if checksums match, a reader can't know that an entry is missing.",
     "chaos": "Real processes write, read and merge on a real S3 server (Ceph's gateway). The campaign compares each "
-    "answer with the entries that were put. It kills and stops the processes (SIGKILL, SIGTERM, SIGSTOP), breaks the "
-    "server (*server*), and disturbs the requests (*network*). *No response*: the connection stays open without a "
-    "response. *Lost responses*: the connection closes after the server has done the work. A *session* is one run of "
-    "a writer. A *sweep* deletes orphans. Typed errors and partial answers are correct: the rows count them.",
+    "answer with the entries that were put. Meanwhile it disturbs the processes and the server:\n"
+    "\n"
+    "- It kills, ends or stops a process (SIGKILL, SIGTERM, SIGSTOP).\n"
+    "- It breaks the server (rows *server*).\n"
+    "- It disturbs requests for some seconds. The rows *network* count these periods, and *disturbed requests* counts "
+    "the requests.\n"
+    "\n"
+    "*No response* leaves the connection open without a response. *Lost* requests and responses end with a closed "
+    "connection. After *lost responses* and *no response after the work*, the server has done the work.\n"
+    "\n"
+    "A *session* is one run of a writer. A new writer that takes over begins an *epoch*, and *fences* the earlier "
+    "writer. A *sweep* deletes orphans. Typed errors and partial answers are not failures: a call may fail while the "
+    "server is broken.",
 }
-
 
 def main() -> int:
     """Run the program; return its exit code: 1 where a campaign found a failure."""
@@ -141,7 +173,7 @@ def page(tallies: dict[str, dict[str, Any]]) -> str:
             "",
             f"## {name}",
             "",
-            textwrap.fill(SAID[name], 120, break_on_hyphens=False),
+            "\n".join(_filled(line) for line in SAID[name].split("\n")),
             "",
             f"`{tally['command']}`",
             "",
@@ -150,6 +182,11 @@ def page(tallies: dict[str, dict[str, Any]]) -> str:
         ]
         lines += [f"| {what} | {count:,} |" for what, count in tally["tried"].items()]
     return "\n".join(lines) + "\n"
+
+
+def _filled(line: str) -> str:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 120, break_on_hyphens=False, subsequent_indent=indent)
 
 
 _KINDS = {"lost": "durable entries lost", "wrong": "wrong answers", "untyped": "untyped errors", "hangs": "hangs"}
