@@ -118,6 +118,7 @@ SAID = {
     "server is broken.",
 }
 
+
 def main() -> int:
     """Run the program; return its exit code: 1 where a campaign found a failure."""
     parser = argparse.ArgumentParser(
