@@ -1,4 +1,4 @@
-"""The data source `tiered_index` without a session: what Spark's workers call, called here. Filters, schemas, requests,
+"""The data source `tiered_index` without a session: what Spark's workers call, called here. Options, schemas, requests,
 damage.
 """
 
@@ -6,26 +6,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import sys
 from collections import Counter
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import (
-    CaseInsensitiveDict,
-    DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringStartsWith,
-)
+from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep
@@ -48,11 +33,9 @@ from tiered_index.errors import (
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.spark.build.build import publish_tables
-from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
-from tiered_index.spark.datasource.reading import Selection, plan_tasks
+from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.storage.opening import open_storage
 
-PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 ORDERS = ("orders", "key-0")
 
 
@@ -82,19 +65,11 @@ def written(tmp_path_factory):
     return uri, first.to_pylist() + second.to_pylist()
 
 
-def scan(uri, *filters, source=ApartEntrySource, columns=None, **options):
+def scan(uri, columns=None, **options):
     """Return the tables of a scan's partitions, as Spark's workers make them."""
-    made = source(CaseInsensitiveDict({"path": uri, **options}))
+    made = EntrySource(CaseInsensitiveDict({"path": uri, **options}))
     whole = made.schema()
-    schema = whole if columns is None else StructType([whole[name] for name in columns])
-    with pytest.MonkeyPatch.context() as patch:
-        if filters:
-            patch.setitem(sys.modules, PUSHING, sys)
-        reader = made.reader(schema)
-    if filters:
-        assert list(reader.pushFilters(list(filters))) == list(filters)
-    else:
-        assert type(reader).pushFilters.__module__ == "pyspark.sql.datasource"
+    reader = made.reader(whole if columns is None else StructType([whole[name] for name in columns]))
     return [pa.Table.from_batches(batches) for part in reader.partitions() if (batches := list(reader.read(part)))]
 
 
@@ -134,58 +109,31 @@ def at(ms):
     return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=ms)
 
 
-TOPIC, HASH, TIME = ("topic",), ("key_hash",), ("timestamp",)
 MIDDLE = BEGIN_MS + DAY_MS
+HOUR_LATER = MIDDLE + 3_600_500
 CASES = {
-    "key key-0 and topic": (
-        [IsNotNull(TOPIC), EqualNullSafe(TOPIC, "orders")],
-        lambda r: (r["topic"], r["key"]) == ORDERS,
-    ),
-    "key key-7 of any topic": ([IsNotNull(TOPIC)], lambda r: r["key"] == "key-7"),
-    "key key-7 and topics": (
-        [In(TOPIC, ["orders", "payments", None, ""])],
-        lambda r: r["key"] == "key-7" and r["topic"] in ("orders", "payments"),
-    ),
-    "key key-0 and hash": ([EqualTo(HASH, hash_key(*ORDERS))], lambda r: (r["topic"], r["key"]) == ORDERS),
-    "key key-0 and time": (
-        [LessThanOrEqual(TIME, at(MIDDLE))],
+    "key and topic": ({"topic": "orders", "key": "key-0"}, lambda r: (r["topic"], r["key"]) == ORDERS),
+    "key of any topic": ({"key": "key-7"}, lambda r: r["key"] == "key-7"),
+    "key until": (
+        {"key": "key-0", "endMs": f"{MIDDLE}"},
         lambda r: r["key"] == "key-0" and r["timestamp_ms"] // 1000 <= MIDDLE // 1000,
     ),
-    "key key-0 of no time": ([LessThan(TIME, at(-5_000))], lambda r: False),
-    "hashes": ([In(HASH, [hash_key(*ORDERS), 5, -1])], lambda r: hash_key(r["topic"], r["key"]) == hash_key(*ORDERS)),
-    "topic": ([EqualTo(TOPIC, "überweisung")], lambda r: r["topic"] == "überweisung"),
-    "no_topic": ([EqualTo(TOPIC, "nothing")], lambda r: False),
+    "topic": ({"topic": "überweisung"}, lambda r: r["topic"] == "überweisung"),
+    "no topic": ({"topic": "nothing"}, lambda r: False),
+    "no key": ({"key": "nothing"}, lambda r: False),
     "between": (
-        [GreaterThanOrEqual(TIME, at(MIDDLE)), LessThan(TIME, at(MIDDLE + 3_600_500))],
-        lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= (MIDDLE + 3_600_500) // 1000,
+        {"beginMs": f"{MIDDLE}", "endMs": f"{HOUR_LATER}"},
+        lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= HOUR_LATER // 1000,
     ),
-    "after": ([GreaterThan(TIME, at(MIDDLE + 500))], lambda r: r["timestamp_ms"] // 1000 >= MIDDLE // 1000),
-    "left_to_spark": (
-        [
-            Not(EqualTo(TOPIC, "orders")),
-            EqualTo(("size",), 5),
-            Not(EqualTo(TIME, at(5))),
-            StringStartsWith(TOPIC, "o"),
-            EqualTo(TIME, dt.datetime(2020, 1, 1)),
-        ],
-        lambda r: True,
-    ),
+    "after": ({"beginMs": f"{MIDDLE + 500}"}, lambda r: r["timestamp_ms"] // 1000 >= MIDDLE // 1000),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pushed_filters(written, case):
+def test_options_select_entries(written, case):
     uri, rows = written
-    filters, keep = CASES[case]
-    key = {"key": case.split()[1]} if "key" in case else {}
-    assert rows_of(scan(uri, *filters, **key)) == expected(rows, keep, keyed=bool(key))
-    # a Spark that mixes up the scans of a frame gets everything, whatever it would push
-    if not key:
-        made = EntrySource({"path": uri})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, PUSHING, sys)
-            reader = made.reader(made.schema())
-        assert type(reader).pushFilters is DataSourceReader.pushFilters
+    options, keep = CASES[case]
+    assert rows_of(scan(uri, **options)) == expected(rows, keep, keyed="key" in options)
 
 
 def test_each_entry_is_in_one_partition(written):
@@ -194,12 +142,10 @@ def test_each_entry_is_in_one_partition(written):
     assert len(whole) == 1 and rows_of(whole) == expected(rows)
     cut = scan(uri, maxPartitionBytes="10k")
     assert len(cut) > 8 and rows_of(cut) == expected(rows)
-    state = states(uri)
-    giant = scan(uri, EqualTo(HASH, hash_key(*ORDERS)), maxPartitionBytes="10k")
-    assert len(plan_tasks(state, Selection(hashes=frozenset([hash_key(*ORDERS)])), 10_000)[0].parts) < len(
-        state.objects
-    )
-    assert sum(len(table) for table in giant) == sum((r["topic"], r["key"]) == ORDERS for r in rows)
+    # a task of a lookup has only the objects with the key's slot
+    made = EntrySource({"path": uri, "topic": "orders", "key": "key-0"})
+    [part] = made.reader(made.schema()).partitions()
+    assert len(part.value.parts) < len(states(uri).objects)
 
 
 def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
@@ -209,7 +155,7 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     parts = scan(uri, maxPartitionBytes="40k")
     assert len(parts) == 4 and rows_of(parts) == expected(table.to_pylist())
     assert max(map(len, parts)) < count // 2
-    late = scan(uri, GreaterThanOrEqual(TIME, at(MIDDLE)), key="key-0")
+    late = scan(uri, beginMs=f"{MIDDLE}", key="key-0")
     assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
 
 
@@ -291,14 +237,10 @@ def test_a_scan_has_no_key_that_could_be_compared(written):
 
 def test_a_schema_of_the_user_may_have_other_letters(extended):
     uri = extended
-    made = ApartEntrySource({"path": uri, "key": "k"})
+    made = EntrySource({"path": uri, "key": "k", "topic": "t"})
     kinds = {column.name: column.dataType for column in made.schema()}
     names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")
-    whole = StructType([StructField(name, kinds[name.lower()]) for name in names])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, PUSHING, sys)
-        reader = made.reader(whole)
-    list(reader.pushFilters([EqualTo(("Topic",), "t")]))
+    reader = made.reader(StructType([StructField(name, kinds[name.lower()]) for name in names]))
     [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert found.to_pylist() == [
         {"REGION": 7, "Offset": 5, "KEY": "k", "Topic": "t", "TimeStamp": at(BASE_MS // 1000 * 1000)}
@@ -351,18 +293,13 @@ def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     uri, rows, proxy, files = stored
     assert len(files) == 3
     proxy.reset()
-    assert rows_of(scan(uri, EqualTo(TOPIC, "orders"), key="key-0")) == expected(
-        rows, lambda r: r["key"] == "key-0", keyed=True
-    )
+    assert rows_of(scan(uri, topic="orders", key="key-0")) == expected(rows, lambda r: r["key"] == "key-0", keyed=True)
     counts = proxy.counts()
     assert {key: count.requests for (method, ranged, key), count in counts.items() if ranged} == dict.fromkeys(files, 2)
     proxy.reset()
     last = max(r["timestamp_ms"] for r in rows)
-    assert scan(uri, GreaterThanOrEqual(TIME, at(last // 1000 * 1000)), key="nobody's") == []
+    assert scan(uri, beginMs=f"{last}", key="nobody's") == []
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
-
-
-SELECTED = {"topics": "topic", "keys": "key"}
 
 
 def told(folder):
@@ -390,8 +327,8 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
         lines = told(folder)
         assert {kind: len(lines[kind]) for kind in ("schema", "plan")} == {"schema": 1, "plan": 1}
         [plan] = lines["plan"]
-        asked = {name: [options[option]] if option in options else None for name, option in SELECTED.items()}
-        assert plan["selection"] == {**asked, "hashes": None, "begin_ms": None, "end_ms": None}
+        asked = {name: options.get(name) for name in ("topic", "key")}
+        assert plan["selection"] == {**asked, "begin_ms": None, "end_ms": None}
         every = [line for kind in lines.values() for line in kind]
         assert (sum(line["requests"] for line in every), sum(line["bytes"] for line in every)) == asked_and_sent(proxy)
         assert all(line["requests"] == sum(line["requests_by_kind"].values()) for line in every)
@@ -419,15 +356,13 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
     assert sum(line["requests"] for kind in lines.values() for line in kind) == asked_and_sent(proxy)[0]
 
 
-def test_pushed_filters_are_explained(stored, tmp_path):
+def test_a_range_is_explained(stored, tmp_path):
     uri, rows, *_ = stored
     folder = tmp_path / "explained"
     second = rows[0]["timestamp_ms"] // 1000 * 1000
-    filters = [EqualTo(TOPIC, "orders"), GreaterThanOrEqual(TIME, at(second))]
-    scan(uri, *filters, explain=f"file://{folder}")
+    scan(uri, topic="orders", beginMs=f"{second}", explain=f"file://{folder}")
     [plan] = told(folder)["plan"]
-    chosen = {"topics": ["orders"], "keys": None, "hashes": None, "begin_ms": second, "end_ms": None}
-    assert plan["selection"] == chosen
+    assert plan["selection"] == {"topic": "orders", "key": None, "begin_ms": second, "end_ms": None}
 
 
 def test_a_place_that_takes_no_lines_fails_the_read(stored, tmp_path):

@@ -196,10 +196,7 @@ def test_register_warns_by_the_settings_of_its_session(caplog):
     sources = SimpleNamespace(register=lambda source: formats.append(source.name()))
     functions = SimpleNamespace(register=lambda name, function: formats.append(name))
     register(SimpleNamespace(conf=conf, dataSource=sources, udtf=functions))
-    assert (
-        formats == ["tiered_index", "rocketmq_commitlog", "tiered_index_lookup"]
-        and settings["spark.sql.python.filterPushdown.enabled"] == "true"
-    )
+    assert formats == ["tiered_index", "rocketmq_commitlog", "tiered_index_lookup"]
     [record] = caplog.records
     assert record.levelname == "WARNING" and "maxFailures is 1" in record.getMessage()
 

@@ -121,8 +121,6 @@ def ship_package(spark: SparkSession) -> None:
 
 _log = logging.getLogger(__name__)
 _LEAST_FAILURES = 4
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-_SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2"
 
 
 def register(spark: SparkSession) -> None:
@@ -135,17 +133,15 @@ def register(spark: SparkSession) -> None:
     check_pyspark()
     from pyspark.sql.functions import udtf
 
-    from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
+    from tiered_index.spark.datasource.entries import EntrySource
     from tiered_index.spark.datasource.lookup_function import NAME, LookupFunction
     from tiered_index.spark.datasource.messages import MessageSource
 
     with _active(spark):
-        spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
+        spark.dataSource.register(EntrySource)
         spark.dataSource.register(MessageSource)
         function: Any = udtf(LookupFunction)
         spark.udtf.register(NAME, function)
-    if spark.conf.isModifiable(_PUSHDOWN):
-        spark.conf.set(_PUSHDOWN, "true")
     warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))
 
 
@@ -179,13 +175,3 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
             failures,
             _LEAST_FAILURES,
         )
-
-
-def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps a Python reader's partitions with the scan; up to 4.3.0 with the DataFrame."""
-    jvm: Any = getattr(spark, "_jvm", None)
-    if jvm is None:
-        return False  # unknown with Spark Connect
-    # a Spark that does not has the method setReadInfo, by which a plan replaces the previous one
-    methods = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_SOURCE).getMethods()
-    return all(method.getName() != "setReadInfo" for method in methods)

@@ -2,20 +2,18 @@
 
 A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps the
 partitions with the loaded DataFrame, not with a scan of it: after `df.filter(...)` was planned, `df.count()` reads the
-filtered partitions. A reader that leaves entries out would then return too few rows without an error, so filters prune
-only if Spark keeps scans apart.
+filtered partitions. A reader that leaves entries out would then return too few rows without an error, so this source
+accepts no pushed filters.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -38,13 +36,10 @@ _KEY = "key"
 _EXTRA = {f"i{size}": pa.from_numpy_dtype(f"i{size}") for size in (1, 2, 4, 8)}
 _EXTRA |= {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0)}
 _EXTRA |= {"f2": pa.float32(), "f4": pa.float32(), "f8": pa.float64()}
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class EntrySource(DataSource):
-    """The data source for a Spark that doesn't keep the scans of one DataFrame apart."""
-
-    scans_are_apart: ClassVar[bool] = False
+    """The data source of entries."""
 
     @classmethod
     def name(cls) -> str:
@@ -55,17 +50,14 @@ class EntrySource(DataSource):
         """Return the columns of the index's entries, for which it reads the log. Raises the storage's errors."""
         options = self._options()
         selection = Selection.of_options(options)
-        return columns_of(_schema_of(_address(options).state("schema")), keyed=selection.keys is not None)
+        return columns_of(_schema_of(_address(options).state("schema")), keyed=selection.key is not None)
 
     def reader(self, schema: StructType) -> EntryReader:
-        """Return a reader; it accepts filters if Spark pushes them and keeps scans apart."""
+        """Return a reader of the entries that the options select."""
         options = self._options()
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
-        address = _address(options)
-        # Spark refuses a reader that accepts filters if it does not push any
-        pushed = self.scans_are_apart and is_pushing()
-        return (PushedEntryReader if pushed else EntryReader)(address, selection, size, schema)
+        return EntryReader(_address(options), selection, size, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
         """Return the writer of a DataFrame."""
@@ -79,12 +71,6 @@ class EntrySource(DataSource):
 
     def _options(self, known: tuple[str, ...] = _OPTIONS) -> Options:
         return Options(self.name(), dict(self.options), known)
-
-
-class ApartEntrySource(EntrySource):
-    """The data source for a Spark that keeps a reader's partitions with the scan that they were planned for."""
-
-    scans_are_apart = True
 
 
 @dataclass(eq=False)
@@ -114,26 +100,11 @@ class EntryReader(DataSourceReader):
                     yield batch.rename_columns(self.schema.names)
 
     def _columns(self, schema: Schema) -> StructType:
-        return columns_of(schema, keyed=self.selection.keys is not None)
-
-
-class PushedEntryReader(EntryReader):
-    """Plans and reads one scan under pushed filters. Spark evaluates all of them again."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Narrow the selection. Driver."""
-        self.selection = self.selection.narrowed(filters)
-        return filters
+        return columns_of(schema, keyed=self.selection.key is not None)
 
 
 def _address(options: Options) -> ExplainedAddress:
     return ExplainedAddress(StorageAddress(options.path), options.explain())
-
-
-def is_pushing() -> bool:
-    """Return whether this process is the worker that pushes Spark's filters; it runs only if pushing is on."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
 
 def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:

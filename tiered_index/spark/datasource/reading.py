@@ -7,11 +7,10 @@ Arrow batches.
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
-from tiered_index.format.hashing import key_hashes, normal_hashes
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, listed
 from tiered_index.format.trailer import Run, Trailer
@@ -39,17 +38,14 @@ from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
 # Bounds of seconds beyond those of all entries.
 EARLIEST, LATEST = -(2**62), 2**62
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_SECOND = dt.timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Entries with any of `topics`, `keys` and `hashes` (None: all), in the inclusive range of seconds."""
+    """Entries with `topic` and `key` (None: any), in the inclusive range of seconds."""
 
-    topics: frozenset[str] | None = None
-    keys: frozenset[str] | None = None
-    hashes: frozenset[int] | None = None
+    topic: str | None = None
+    key: str | None = None
     second_min: int = EARLIEST
     second_max: int = LATEST
 
@@ -60,87 +56,25 @@ class Selection:
         begin, end = options.number("beginMs"), options.number("endMs")
         low, high, _ = check_range(begin, end, 1)
         return cls(
-            None if topic is None else frozenset([check_topic(topic)]),
-            None if key is None else frozenset([check_key(key)]),
-            None,
+            None if topic is None else check_topic(topic),
+            None if key is None else check_key(key),
             EARLIEST if begin is None else low,
             LATEST if end is None else high,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the selection, JSON-ready; None: not restricted."""
-        chosen = {"topics": self.topics, "keys": self.keys, "hashes": self.hashes}
-        return {name: None if values is None else sorted(values) for name, values in chosen.items()} | {
+        return {
+            "topic": self.topic,
+            "key": self.key,
             "begin_ms": None if self.second_min == EARLIEST else self.second_min * 1000,
             "end_ms": None if self.second_max == LATEST else self.second_max * 1000 + 999,
         }
-
-    def narrowed(self, filters: Iterable[Any]) -> Selection:
-        """Return the selection with further filters (`pyspark.sql.datasource.Filter`); ignore kinds that it lacks."""
-        selection = self
-        for pushed in filters:
-            column, kind = _column_of(pushed), type(pushed).__name__
-            values = _equal_values(pushed)
-            if column == "timestamp":
-                bounds = [pushed.value] if values is None and hasattr(pushed, "value") else values or []
-                selection = _within(selection, kind, bounds)
-            elif values is None:
-                continue
-            elif column == "topic":
-                selection = replace(selection, topics=_both(selection.topics, _valid(values)))
-            elif column == "key_hash":
-                hashes = frozenset(value for value in values if type(value) is int)
-                selection = replace(selection, hashes=_both(selection.hashes, hashes))
-        return selection
-
-
-def _column_of(pushed: Any) -> str:
-    """Return the name of a filter's column in lower case: a schema of the user may have another case."""
-    while hasattr(pushed, "child"):
-        pushed = pushed.child
-    return ".".join(getattr(pushed, "attribute", ())).lower()
-
-
-def _equal_values(pushed: Any) -> Sequence[Any] | None:
-    """Return the values that an equality filter or ``IN`` allows, None for other kinds of filters."""
-    kind = type(pushed).__name__
-    if kind in ("EqualTo", "EqualNullSafe") and pushed.value is not None:
-        return [pushed.value]
-    return list(pushed.value) if kind == "In" else None
-
-
-def _valid(values: Iterable[Any]) -> frozenset[str]:
-    found = set()
-    for value in values:
-        try:
-            found.add(check_topic(value))
-        except InvalidArgument:
-            continue  # no entry has such a topic
-    return frozenset(found)
-
-
-def _both(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
-    return values if before is None else before & values
-
-
-def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection:
-    """Restrict by a filter of the timestamp, whose values have a zone; a bound within a second includes all of it."""
-    if not values or not all(isinstance(value, dt.datetime) and value.tzinfo is not None for value in values):
-        return selection
-    seconds = [(value - _EPOCH) // _SECOND for value in values]
-    low, high = selection.second_min, selection.second_max
-    if kind in ("GreaterThan", "GreaterThanOrEqual", "EqualTo", "EqualNullSafe", "In"):
-        low = max(low, min(seconds))
-    if kind in ("LessThan", "LessThanOrEqual", "EqualTo", "EqualNullSafe", "In"):
-        high = min(high, max(seconds))
-    return replace(selection, second_min=low, second_max=high)
 
 
 # Cost of opening an object, in bytes read.
 _OPENING_BYTES = 4 << 20
 _LOOKUP_OBJECTS = 16
-# Most pairs of topic and key that the driver hashes to leave out shards.
-_HASHED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +101,9 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
     """Return the tasks of a read at `state`, none if no object can have selected entries."""
     assert state.genesis is not None
     low, high = selection.second_min, selection.second_max
-    any_of = (selection.topics, selection.keys, selection.hashes)
-    if low > high or any(some is not None and not some for some in any_of):
-        return []
     objects = [o for o in state.objects.values() if o.count and o.second_min <= high and o.second_max >= low]
     objects.sort(key=lambda o: (o.second_min, o.name))
-    if selection.keys is not None or selection.hashes is not None:
+    if selection.key is not None:
         wanted = list(_with_slots(objects, selection))
         starts = range(0, len(wanted), _LOOKUP_OBJECTS)
         tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in starts]
@@ -183,35 +114,18 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
 
 
 def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
-    """Return a lookup for each key in each of `topics`, without those whose hash is not selected."""
+    """Return a lookup of the selected key, which must be given, in each of `topics`."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
-    if begin_ms > end_ms:
-        return LookupBatch([])
-    pairs = itertools.product(sorted(topics), sorted(selection.keys or ()))
-    lookups = [Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic, key in pairs]
-    batch = LookupBatch(lookups)
-    if selection.hashes is None or not lookups:
-        return batch
-    asked = np.isin(batch.key_hash, hashes_of(selection))
-    asked |= np.isin(key_hashes(batch.java_hash, "mask"), hashes_of(selection))
-    return LookupBatch([lookup for lookup, kept in zip(lookups, asked.tolist(), strict=True) if kept])
-
-
-def hashes_of(selection: Selection) -> npt.NDArray[np.int32]:
-    """Return the selected hashes (i32, n) that an entry can have."""
-    return np.array(sorted(h for h in selection.hashes or () if 0 <= h < 2**31), np.int32)
+    key = selection.key or ""
+    return LookupBatch([Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic in sorted(topics)])
 
 
 def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterator[StoredObject]:
-    """Yield the objects that have a slot of a selected hash; without topics the hashes of keys are unknown."""
-    known: LookupBatch | None = None
-    if selection.keys and selection.topics and len(selection.topics) * len(selection.keys) <= _HASHED:
-        known = lookups_for(selection, selection.topics)
+    """Yield the objects that have a slot of the selected key; without a topic its hash is unknown."""
+    known = None if selection.topic is None else lookups_for(selection, [selection.topic])
     for stored in objects:
-        shard = stored.shard
-        if shard is not None and (selection.keys is None or known is not None):
-            batches = () if known is None else known.under(stored.hash)
-            hashes = np.concatenate([one.key_hash for one in batches]) if batches else hashes_of(selection)
+        if known is not None and (shard := stored.shard) is not None:
+            hashes = np.concatenate([np.zeros(0, np.int32), *(one.key_hash for one in known.under(stored.hash))])
             slots = shard.slots.slots_of(hashes)
             if not ((slots >= shard.slot_low) & (slots < shard.slot_high)).any():
                 continue
@@ -261,42 +175,34 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     trailer = source.trailer_of(plan.schema)
     metadata = trailer.metadata
     names = {name for _, name in metadata.topics}
-    if metadata.topics and selection.topics is not None and not names & selection.topics:
+    if metadata.topics and selection.topic is not None and selection.topic not in names:
         return
-    if selection.keys is not None:
+    if selection.key is not None:
         lookups = lookups_for(selection, _topics_here(part, names, selection))
         for one in lookups.under(part.stored.hash):
             batch = one.without(plan.expired)
             for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
-                rows = found.rows
-                kept = np.ones(len(rows), bool)
-                if selection.hashes is not None:
-                    kept = np.isin(rows["key_hash"], hashes_of(selection))
-                asked = [batch.lookups[number] for number in found.lookups[kept].tolist()]
-                columns: dict[str, Any] = {name: rows[name][kept] for name in rows.dtype.names or ()}
+                asked = [batch.lookups[number] for number in found.lookups.tolist()]
+                columns: dict[str, Any] = {name: found.rows[name] for name in found.rows.dtype.names or ()}
                 columns |= {"topic": [one.topic for one in asked], "key": [one.key for one in asked]}
                 yield _arrow(columns, metadata, wanted)
         return
-    if selection.hashes is not None:
-        runs = _runs_of(trailer, hashes_of(selection), selection)
-    else:
-        runs = _share(trailer, part, selection)
-    for _, items in scan_runs(source, runs, _WINDOW_BYTES):
+    for _, items in scan_runs(source, _share(trailer, part, selection), _WINDOW_BYTES):
         for start in range(0, len(items), _BATCH_ROWS):
             columns = _scanned(items[start : start + _BATCH_ROWS], metadata, selection, plan.expired)
             if len(columns["offset"]):
                 yield _arrow(columns, metadata, wanted)
 
 
-def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set[str] | frozenset[str]:
-    """Return the topics in which an object is searched for the keys."""
-    if names:
-        return names if selection.topics is None else names & selection.topics
-    if selection.topics is None:
+def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set[str]:
+    """Return the topics in which an object is searched for the key."""
+    if selection.topic is not None:
+        return {selection.topic}
+    if not names:
         raise InvalidArgument(
             f"{part.stored.name} doesn't name its topics, and a key is hashed with its topic: give the topic, too"
         )
-    return selection.topics
+    return names
 
 
 def _runs_of(trailer: Trailer, hashes: Array, selection: Selection) -> Sequence[Run]:
@@ -326,10 +232,8 @@ def _scanned(items: Array, metadata: Metadata, selection: Selection, expired: Ex
     kept = expired.keeps(items, seconds, dict(metadata.topics))
     if selection.second_min > EARLIEST or selection.second_max < LATEST:
         kept &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
-    if selection.hashes is not None:
-        kept &= np.isin(hashes, hashes_of(selection))
-    if selection.topics is not None:
-        kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in metadata.topics if name in selection.topics])
+    if selection.topic is not None:
+        kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in metadata.topics if name == selection.topic])
     columns = {name: items[name][kept] for name in items.dtype.names or ()}
     return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
 
