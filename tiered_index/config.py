@@ -70,105 +70,144 @@ def setting(default: Any, *, description: str, **rules: float) -> Any:
 class IndexConfig:
     """The settings of an index. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
 
-    root: Path | None = setting(None, description="folder of the local files; one writer at a time")
+    root: Path | None = setting(None, description="Folder of the local files. It has one writer at a time")
     storage: str | None = setting(
         None,
-        description="storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name",
+        description="Storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name",
     )
-    preset: Literal["native", "rocketmq"] = setting("native", description="file format; rocketmq writes RocketMQ's own")
+    preset: Literal["native", "rocketmq"] = setting(
+        "native", description="File format: `native`, or `rocketmq` (that of RocketMQ's tiered store)"
+    )
     hash: Literal["abs", "mask"] | None = setting(
-        None, description="with preset rocketmq: hash rule of new files; None: the index's rule, mask for a new index"
+        None,
+        description="With preset rocketmq: hash rule of new files, `abs` (RocketMQ up to 5.5.0) or `mask` "
+        "(from 5.5.1 on). None: the index's rule, or `mask` for a new index",
     )
     slots: int | None = setting(
-        None, gt=0, description="hash slots per file; None: 1,000,000, or 5,000,000 with preset rocketmq"
+        None,
+        gt=0,
+        description="Slots of the hash table in each file. None: 1,000,000, or 5,000,000 with preset rocketmq",
     )
     items: int | None = setting(
-        None, gt=1, description="most entries of a file, plus one; None: 4,000,000, or 20,000,000 with preset rocketmq"
+        None,
+        gt=1,
+        description="Number of items in a file. Item 0 stays empty, so 1,000 items hold 999 entries. "
+        "None: 4,000,000, or 20,000,000 with preset rocketmq",
     )
-    item_type: type[IndexItem] | None = setting(None, description="class of entries; None: the class of the preset")
+    item_type: type[IndexItem] | None = setting(None, description="Class of entries. None: the class of the preset")
     offset_space: OffsetSpace = setting(
-        "custom", description="meaning of `offset`: a position in a commit log, in a tiered queue, or your own number"
+        "custom",
+        description="Meaning of `offset`: `commitlog` (position in RocketMQ's commit log), `tiered_queue` "
+        "(position in a queue of RocketMQ's tiered store) or `custom` (any other number)",
     )
     flush_interval_s: float = setting(
-        0.5, gt=0, le=_LONGEST_WAIT_S, description="longest time that an entry stays only in the write buffer"
+        0.5, gt=0, le=_LONGEST_WAIT_S, description="Longest time from a put until the flush of its entry to disk"
     )
-    buffer_max_entries: int = setting(2_000_000, gt=0, le=MOST, description="most entries in the write buffer")
-    buffer_max_bytes: int = setting(512 << 20, gt=0, le=MOST, description="most memory of the write buffer, estimated")
+    buffer_max_entries: int = setting(2_000_000, gt=0, le=MOST, description="Most entries in the write buffer")
+    buffer_max_bytes: int = setting(512 << 20, gt=0, le=MOST, description="Most memory of the write buffer, estimated")
     disk_max_bytes: int | None = setting(
-        None, gt=0, le=MOST, description="most bytes of local files; None: the size of the disk"
+        None, gt=0, le=MOST, description="Most bytes of local files. None: the size of the disk"
     )
     seal_after_s: float = setting(
-        3 * 3600.0, gt=0, le=_LONGEST_AGE_S, description="age at which a file is sealed; may be less than a second"
+        3 * 3600.0,
+        gt=0,
+        le=_LONGEST_AGE_S,
+        description="Age at which the writer seals a file, then uploads it. It may be less than a second",
     )
     compaction: Literal["local", "spark"] = setting(
-        "local", description="where sealed files are compacted: on this host, or by jobs of `spark compact`"
+        "local",
+        description="Process that compacts sealed files: the writer (`local`), or jobs of `spark compact` (`spark`)",
     )
     compact_timeout_s: float = setting(
         3600.0,
         gt=0,
         le=_LONGEST_WAIT_S,
-        description="time that a staged file waits for a job before this host compacts it",
+        description="With compaction `spark`: time that a file waits for a job before this host compacts it",
     )
     local_keep_s: float = setting(
-        86400.0, ge=0, le=_LONGEST_AGE_S, description="time that an uploaded file keeps its local copy"
+        86400.0, ge=0, le=_LONGEST_AGE_S, description="Time that the writer keeps the local copy of an uploaded file"
     )
     local_keep_bytes: int | None = setting(
-        None, ge=0, le=MOST, description="most bytes of local copies of uploaded files; the oldest are deleted first"
+        None,
+        ge=0,
+        le=MOST,
+        description="Most bytes of local copies of uploaded files. The writer deletes the oldest first",
     )
     max_late_s: float = setting(
-        20 * _YEAR_S, gt=0, le=_LONGEST_AGE_S, description="entries older than this go to quarantine"
+        20 * _YEAR_S,
+        gt=0,
+        le=_LONGEST_AGE_S,
+        description="Entries older than this go to files of their own, the quarantine",
     )
     max_early_s: float = setting(
-        86400.0, gt=0, le=_LONGEST_AGE_S, description="entries further in the future than this go to quarantine"
+        86400.0, gt=0, le=_LONGEST_AGE_S, description="Entries further in the future than this go to the quarantine"
     )
     upload_part_bytes: int = setting(
-        16 << 20, ge=5 << 20, le=5 << 30, description="larger files are uploaded in parts of this size"
+        16 << 20, ge=5 << 20, le=5 << 30, description="The writer uploads larger files in parts of this size"
     )
-    query_threads: int = setting(32, gt=0, le=256, description="ranges read from the storage in parallel")
+    query_threads: int = setting(
+        32, gt=0, le=256, description="Most ranges that lookups read from the storage in parallel"
+    )
     coalesce_gap_bytes: int | Literal["price"] = setting(
         256 << 10,
-        description="largest gap between two slot groups that one request reads; "
-        "`price`: the gap that costs as much as a request",
+        description="A lookup reads two slot groups of a file in one request if at most this many bytes are between "
+        "them. `price`: the bytes that cost as much as one request",
     )
     block_cache_bytes: int = setting(
-        64 << 20, ge=0, le=MOST, description="memory for verified slot groups of stored files"
+        64 << 20,
+        ge=0,
+        le=MOST,
+        description="Memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read",
     )
     directory_cache_bytes: int = setting(
         256 << 20,
         ge=0,
         le=MOST,
-        description="memory for directories of stored files; filters get half as much in addition",
+        description="Memory for directories of stored files: the places of their slot groups. "
+        "Filters get half as much in addition",
     )
     cache_dir: Path | None = setting(
         None,
-        description="folder for cached directories and filters; None: in the root; without a root, no cache on disk",
+        description="Folder for cached directories and filters. None: a folder in the root, or no cache on disk if there is "
+        "no root",
     )
-    cache_max_bytes: int = setting(4 << 30, gt=0, le=MOST, description="most bytes in `cache_dir`")
+    cache_max_bytes: int = setting(4 << 30, gt=0, le=MOST, description="Most bytes in `cache_dir`")
     filter_after_probes: int = setting(
-        8, gt=0, le=MOST, description="a file's filter is fetched after this many reads of the file without a match"
+        8,
+        gt=0,
+        le=MOST,
+        description="A lookup fetches a file's filter after this many reads of the file without a match",
     )
     prices: PriceTable = setting(
-        PriceTable(), description="price list for estimated costs; S3 Standard's as of 2026-11"
+        PriceTable(), description="Price list for estimated costs; S3 Standard's as of 2026-11"
     )
-    retention: Retention = setting(Retention(), description="rule of expiry; by default nothing expires")
+    retention: Retention = setting(Retention(), description="Rule of expiry; by default nothing expires")
     lease_ttl_s: float = setting(
         60.0,
         gt=0,
         le=_LONGEST_WAIT_S,
-        description="time to live of the writer's lease: after a crash, a writer on another host waits this long",
+        description="Time to live of the writer's lease. After a crash, a writer on another host waits this long",
     )
     lifecycle_interval_s: float = setting(
-        1.0, gt=0, le=_LONGEST_WAIT_S, description="pause between rounds that seal, compact, upload and retire files"
+        1.0, gt=0, le=_LONGEST_WAIT_S, description="Pause between rounds that seal, compact, upload and retire files"
     )
     refresh_interval_s: float = setting(
-        30.0, ge=0, le=_LONGEST_WAIT_S, description="time between reads of the storage's log for new records"
+        30.0, ge=0, le=_LONGEST_WAIT_S, description="Time between two reads of the storage's log, for new files"
     )
-    checkpoint_every: int | None = setting(None, gt=0, le=MOST, description="log records per checkpoint; None: 1")
-    background: bool = setting(True, description="run the flusher and the life cycle in threads of their own")
+    checkpoint_every: int | None = setting(
+        None, gt=0, le=MOST, description="Log records from one checkpoint to the next. None: 1"
+    )
+    background: bool = setting(
+        True,
+        description="Flush, compact and upload in background threads. False: only by your calls of `flush` and "
+        "`run_lifecycle`",
+    )
     raise_file_limit: bool = setting(
-        True, description="raise the process's soft limit of open files, and leave it raised after closing"
+        True,
+        description="Raise the process's soft limit of open files, to 65,536 or the hard limit. It stays raised after "
+        "`close`",
     )
-    s3: S3Options = setting(S3Options(), description="how to reach S3")
+    s3: S3Options = setting(S3Options(), description="How to reach S3")
 
     def __init__(self, *, environment: bool = True, **values: Any) -> None:
         """Make settings from arguments. The environment supplies the others, unless `environment` is false.

@@ -65,13 +65,13 @@ class Retention:
 
     # Age at which entries expire; None: never.
     age_s: float | None = None
-    # Ages by topic name or pattern (`debug-*`), in place of `age_s`. The longest age of all matching patterns counts.
+    # Table of ages by topic name or pattern (`debug-*`), in place of `age_s`. If several match, the longest age counts.
     topics: Mapping[str, float] = field(default_factory=dict)
-    # Most bytes of files and window tables in the storage; above it the oldest expire. None: no bound.
+    # Most bytes of files and window tables in the storage. Above it, the oldest entries expire. None: no bound.
     max_bytes: int | None = None
     # Age at which archived segments expire, counted from their upload; None: never.
     segments_age_s: float | None = None
-    # Time that a removed object is kept for readers that still use it; at least 1h.
+    # Time from the removal of an object to the deletion of its bytes, for readers that still use it; at least 1h.
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:

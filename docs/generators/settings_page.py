@@ -19,7 +19,7 @@ _TABLES = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
 
 def table() -> str:
     """Return a row for each setting: its name, its default, its variable, its meaning."""
-    lines = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
+    lines = ["| setting | default | environment variable | meaning |", "|---|---|---|---|"]
     for setting in dataclasses.fields(IndexConfig):
         name = setting.name
         if name != "item_type" and name not in _TABLES:

@@ -50,17 +50,17 @@ class S3Options(StorageOptions):
     connect_timeout_s: float = 5.0
     # Seconds to wait for the next bytes of a response.
     read_timeout_s: float = 30.0
-    # Connections kept open; more are opened and closed on demand. None: `query_threads` + 4, at least 10.
+    # Connections kept open. More are opened on demand, and closed after use. None: `query_threads` + 4, at least 10.
     max_pool_connections: int | None = None
     # Most attempts of a call with transient errors: 5xx, throttling, a lost connection.
     max_attempts: int = 5
     # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
     transfer_attempts: int = 4
-    # Wait before a retry: a random time of at most `backoff_s * 2**n` seconds after the n-th fault of a kind, and at
-    # most 5 seconds. After throttling, a value below 0.5 counts as 0.5.
+    # Wait before a retry. It is random: at most `backoff_s * 2**n` seconds after the n-th fault, and at most 5 seconds.
+    # After throttling, a value below 0.5 counts as 0.5.
     backoff_s: float = 0.1
-    # Read ranges through obstore if it is installed: it needs a fraction of boto3's processor time. Set False for tools
-    # that trace boto3's methods.
+    # Read ranges by obstore if it is installed: it takes a fraction of boto3's processor time. False: read by boto3,
+    # for example to trace its methods.
     lean_gets: bool = True
 
     def __post_init__(self) -> None:
