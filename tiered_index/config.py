@@ -168,8 +168,8 @@ class IndexConfig:
     )
     cache_dir: Path | None = setting(
         None,
-        description="Folder for cached directories and filters. None: a folder in the root, or no cache on disk if there is "
-        "no root",
+        description="Folder for cached directories and filters. None: a folder in the root, or no cache on disk if "
+        "there is no root",
     )
     cache_max_bytes: int = setting(4 << 30, gt=0, le=MOST, description="Most bytes in `cache_dir`")
     filter_after_probes: int = setting(

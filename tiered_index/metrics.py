@@ -70,7 +70,7 @@ class StateCollector(Collector):
         yield _by("cache", "cache_bytes", "Bytes in caches in memory.", sizes)
         yield _one(
             "filter_false_positives_total",
-            "Searches of stored files that found nothing although a cached filter allowed them.",
+            "Reads of stored files that found no entry, although a cached filter did not exclude the key.",
             lookups.filter_false_positives,
         )
         yield from self._files()
@@ -78,11 +78,12 @@ class StateCollector(Collector):
         newest_ms = [state.newest_ms or 0 for state in states]
         yield _one(
             "log_number",
-            "Number of the newest log record read; the sum over several indexes.",
+            "Number of the newest log record that was read. With several indexes, the sum of their numbers.",
             sum(state.number for state in states),
         )
         meaning = (
-            "Time of the newest published entry, in epoch seconds; 0 without entries. The oldest of several indexes."
+            "Time of the newest published entry, in epoch seconds. 0: there is none. With several indexes, the "
+            "earliest of their times."
         )
         yield _one("published_timestamp_seconds", meaning, min(newest_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):
@@ -98,7 +99,7 @@ class StateCollector(Collector):
             counts[file["state"]] += 1
             sizes[file["state"]] += file["bytes"] or 0
         yield _by("state", "files", "Files by state.", counts)
-        yield _by("state", "file_bytes", "Known bytes of files by state.", sizes)
+        yield _by("state", "file_bytes", "Bytes of files by state. Files of unknown size count as 0.", sizes)
 
 
 class _OwnCollector(StateCollector):
@@ -127,8 +128,11 @@ def of_writer(index: IndexService) -> Iterator[Metric]:
         "quarantined_entries_total": ("Entries with an implausible time.", health["quarantined_entries"]),
         "problems": ("Errors that the writer has now.", len(health["problems"])),
         "fenced": ("1 if another writer has taken over the index.", health["fenced"]),
-        "writer_epoch": ("Epoch of the writer; 0 before it claims one.", health["writer_epoch"]),
-        "lease_held": ("1 while the writer's lease holds.", lease_left_s is not None and lease_left_s > 0),
+        "writer_epoch": (
+            "Epoch of the writer: each writer claims a greater number. 0 before it claims one.",
+            health["writer_epoch"],
+        ),
+        "lease_held": ("1 while the writer holds the lease.", lease_left_s is not None and lease_left_s > 0),
         "lease_remaining_seconds": (
             "Seconds until the lease ends if it is not renewed; 0 without a lease.",
             lease_left_s or 0.0,
@@ -147,7 +151,7 @@ def of_writer(index: IndexService) -> Iterator[Metric]:
     meaning = "Failed rounds of the workers flusher and lifecycle."
     yield _by("worker", "worker_errors_total", meaning, health["failed_rounds"])
     positions, ages = index.durable_positions(), health["position_age_s"]
-    yield _by("source", "durable_position", "Durable position of each source.", positions)
+    yield _by("source", "durable_position", "Position of each source up to which its entries are on disk.", positions)
     meaning = "Seconds since the durable position moved, or since the process began."
     yield _by("source", "durable_position_age_seconds", meaning, ages)
 
@@ -163,7 +167,7 @@ def of_storages(storages: Iterable[MeteredStorage]) -> Iterator[Metric]:
     yield _one("storage_read_bytes_total", "Bytes read from the storage.", read)
     yield _one("storage_written_bytes_total", "Bytes written to the storage.", written)
     cost_usd = sum(usage.cost_usd for usage in usages)
-    yield _one("storage_cost_usd_total", "Estimated dollars of all requests.", cost_usd)
+    yield _one("storage_cost_usd_total", "Estimated cost of all requests in dollars.", cost_usd)
 
 
 def _one(name: str, meaning: str, value: float) -> Metric:

@@ -53,7 +53,7 @@ def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MIS
 
 @dataclass(frozen=True, kw_only=True)
 class IndexItem:
-    """An entry: topic, queue, offset, size and second of one message with the key.
+    """An entry: topic, queue, offset, size, and time in seconds, of one message that has the key.
 
     `offset` is a position in the index's `offset_space`, `size` is in bytes, and `timestamp_ms` is store time in epoch
     milliseconds by whole seconds. `source` is the URI of the entry's index if several are read. The class corresponds
@@ -203,7 +203,7 @@ class Explain:
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
-    """The time up to which one index is published. A lookup in the storage can't see newer entries.
+    """The time of the newest published entry of one index. A lookup in the storage can't see newer entries.
 
     `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
     seconds; None: no entry is published. `positions` has, for each source of entries (a RocketMQ store, a file, a

@@ -13,7 +13,7 @@ __all__ = ["names_table"]
 
 def names_table() -> str:
     """Return a row for each public name: the name, and the first sentence of its docstring."""
-    rows = ["| name | what it is |", "|---|---|"]
+    rows = ["| name | meaning |", "|---|---|"]
     names = {name: getattr(tiered_index, name) for name in tiered_index.__all__}
     names |= {f"follow.{name}": getattr(follow, name) for name in follow.__all__}
     for name, value in sorted(names.items(), key=lambda item: item[0].lower()):

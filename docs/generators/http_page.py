@@ -92,7 +92,8 @@ def _members(schema: dict[str, Any]) -> str:
 def _meaning(member: dict[str, Any]) -> str:
     """Return the description of a member, with the names of the members of its objects."""
     names = ", ".join(f"`{name}`" for name in member.get("items", member).get("properties", ()))
-    return " ".join([member.get("description", ""), *([f"Members of each: {names}."] if names else [])]).strip()
+    text = member.get("description") or _resolved(member).get("description", "")
+    return " ".join([text, *([f"Members of each: {names}."] if names else [])]).strip()
 
 
 def _parameters(route: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -50,7 +50,7 @@ def copy(
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby.
 
-    The copy has the state of the index at one position of its log. The command checks every byte of every object. Then
+    The copy is one consistent snapshot of the index. The command checks every byte of every object. Then
     one log record makes the whole copy visible. Run the command again to continue an interrupted copy or update an
     earlier one. Writers, merges and readers of the source may run. The copy is an index of its own. A writer can open
     it with a new root; after that, the copy can't be updated.

@@ -171,7 +171,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 @command
 def export(
     session: Session,
-    out: Path = Option(metavar="PATH", help="File to write (format rocketmq: folder); - is stdout."),
+    out: Path = Option(metavar="PATH", help="File to write, or - for stdout. Format rocketmq: a folder."),
     form: Format | None = Option(
         None, "--format", help="Format. Default: by the ending of the name, else parquet; ndjson for stdout."
     ),
@@ -183,11 +183,11 @@ def export(
     *,
     within: RangeOptions,
 ) -> int:
-    """Export the entries of an index at one position of its log.
+    """Export the entries of an index as one consistent snapshot.
 
     A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
     own. An index does not store keys. `export` and `import` print the number of entries, and a checksum that does not
-    depend on their order. Compare both to see that nothing is missing.
+    depend on their order. Compare these to see that no entry is missing.
 
     If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
     only the storage has, and ends with exit code 6.

@@ -139,7 +139,7 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
 
 @command
 def inspect(session: Session, file: File) -> int:
-    """Show header, geometry, metadata and directory statistics of one file.
+    """Show the header, numbers of slots and items, metadata and directory statistics of one file.
 
     To check entries, use verify. An unsealed file of RocketMQ does not state its numbers of slots and items: pass them
     with --set.

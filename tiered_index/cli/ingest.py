@@ -219,7 +219,9 @@ def ingest(
         help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; or NDJSON, CSV or Parquet as a file, "
         "s3://bucket/file, or - for stdin.",
     ),
-    preset: Literal["native", "rocketmq"] | None = Option(None, help="File format; rocketmq writes RocketMQ's own."),
+    preset: Literal["native", "rocketmq"] | None = Option(
+        None, help="File format: native, or that of RocketMQ's tiered store."
+    ),
     hash_rule: Literal["abs", "mask"] | None = Option(
         None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
     ),
@@ -252,12 +254,12 @@ def ingest(
     offset=rownumber` the offset is the row's number.
 
     If a file has grown, the command reads its new part. If its earlier part has changed, the command fails unless you
-    pass --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
+    pass --restart. stdin is read from its start each time. Lookups show an entry once, even if you put it twice.
 
-    Each partition of Kafka continues at its own position. A topic that was deleted and created again is read from its
-    start, and is reported as rewritten. Kafka before 2.8 does not tell whether a topic was created again. There the
-    command reads up to 100 records before its position. If the index has none of them, the command reads the partition
-    from its start.
+    Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command
+    reads it from its start, and reports it as rewritten. Kafka before 2.8 does not tell that a topic was created again.
+    There the command compares up to 100 records before its position with the index. If the index has none of them,
+    the command reads the partition from its start.
 
     [bold]Examples[/bold]
 

@@ -53,15 +53,15 @@ class KafkaOptions(KafkaClientOptions):
     """Options for following topics: ingest, serve."""
 
     key: list[str] | None = _kafka(
-        metavar="SPEC", help="Key of a record: key (default), header:NAME or json:JMESPATH. Repeatable."
+        metavar="SPEC", help="Key to index: the record's key (default), header:NAME or json:JMESPATH. Repeatable."
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
-        help="Offset to continue at, if a partition no longer has the next one."
+        help="Continue at the begin or end of a partition that no longer has the next record."
     )
     commit_group: str | None = _kafka(
-        metavar="GROUP", help="Consumer group for lag tools: its offsets are those up to which entries are on disk."
+        metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."
     )
-    archive: bool = _kafka(False, "--archive", help="Archive the records themselves, as Parquet files.")
+    archive: bool = _kafka(False, "--archive", help="Archive Kafka's records in the storage, as Parquet files.")
 
 
 def open_kafka_follower(

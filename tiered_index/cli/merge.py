@@ -111,7 +111,7 @@ def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
 def merge(
     session: Session,
     given: WindowOptions,
-    shard_bytes: int = Option(1 << 30, help="Approximate bytes of a shard."),
+    shard_bytes: int = Option(1 << 30, help="Approximate bytes of an object (shard)."),
     threads: int = Option(2, min=1, help="Number of parallel tasks."),
 ) -> int:
     """Merge uploaded files into window tables, so that a lookup costs one request per window.

@@ -47,7 +47,7 @@ duration, size = _with_unit(parse_duration), _with_unit(parse_bytes)
 time_option, end_option = _option(parse_time), _option(partial(parse_time, end=True))
 # The help texts of a time, and of the end of a range
 TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
-LAST = "inclusive, by the second; a date alone is its whole day"
+LAST = "inclusive by whole seconds; a date alone includes that whole day"
 
 
 def declare(default: Any = None, *flags: str, **rules: Any) -> Any:
@@ -70,10 +70,10 @@ class GeometryOptions:
     """Options for the size of new files: ingest, import, rebuild."""
 
     slots: int | None = declare(
-        help="Hash slots per file. Default: that of the index, or of the preset if the index is new."
+        help="Slots of the hash table in each file. Default: that of the index, or of the preset for a new index."
     )
     items: int | None = declare(
-        help="Items per file. Default: that of the index, or of the preset if the index is new."
+        help="Items in each file; item 0 stays empty. Default: that of the index, or of the preset for a new index."
     )
 
 
@@ -91,7 +91,7 @@ File = Annotated[str, Argument(metavar="FILE", help="Path, object name, file id,
 # For commands that run until stopped: serve, ingest --follow
 LogAs = Annotated[
     Literal["text", "json"],
-    Option("--log-format", help="Form of log records on stderr. JSON has one record per line. -v logs each request."),
+    Option("--log-format", help="Form of log records on stderr: text, or JSON with one record per line."),
 ]
 
 of_store = partial(declare, rich_help_panel="RocketMQ stores")
@@ -183,7 +183,7 @@ class WindowOptions:
 
     window: int = declare(
         **duration("1d") | {"metavar": "1h|1d|30d"},
-        help="Length of a window. Windows start at multiples of it since 1970 (UTC).",
+        help="Length of a window. The first window begins at 1970-01-01 (UTC).",
     )
     tiers: str | None = declare(
         metavar="1d,30d", help="Several window lengths, the shortest first, in place of --window."
@@ -194,7 +194,7 @@ class WindowOptions:
     )
     min_age: int = declare(**duration("1h"), help="Merge windows that ended at least this long ago.")
     dry_run: bool = declare(False, "--dry-run", help="Print windows, sources, requests and cost; change nothing.")
-    skip_lost: bool = declare(False, "--skip-lost", help="Skip tables with missing objects.")
+    skip_lost: bool = declare(False, "--skip-lost", help="Leave out files and tables with missing objects.")
 
 
 @dataclass(frozen=True)

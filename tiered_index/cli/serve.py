@@ -142,7 +142,8 @@ def serve(
     the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process
     is the writer: it ingests, compacts, uploads and serves.
 
-    After SIGTERM the process accepts no new connection, answers running requests, and ends.
+    With -v the process logs each request. After SIGTERM it accepts no new connection, answers running requests, and
+    ends.
 
     [bold]Examples[/bold]
 

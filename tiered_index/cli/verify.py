@@ -82,10 +82,10 @@ def verify(
     storage did not answer. Objects that the log does not name are notes, not findings.
 
     --repair prints a repair for each damaged or missing object. It also prints the topics and times of the entries that
-    answers will lack. With --yes it applies the repairs. It restores an object from the root's file (--root), else from
-    another upload, else from a copy of the index (--copy). Without a good copy, it keeps the undamaged parts and gives
-    up the rest. From then on answers name the files that lost entries. It replaces a damaged local copy by the object
-    in the storage.
+    answers will lack. With --yes it applies the repairs. It restores an object from the first good copy: the root's
+    file (--root), another upload of the same object, or a copy of the index (--copy). Without a good copy, it keeps
+    the undamaged parts and gives up the rest. From then on answers name the files that lost entries. It replaces a
+    damaged local copy by the object in the storage.
 
     It restores an archived segment from another upload, --copy or --source. The bytes must match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.

@@ -76,10 +76,10 @@ def java_string_hash(text: str) -> int:
 
 
 def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
-    """Return the hash of a key by RocketMQ's `rule`: Java's string hash of topic#key, as 0 to 2**31 - 1.
+    """Return the hash of topic#key by RocketMQ's `rule`: a number from 0 to 2**31 - 1.
 
-    ``abs`` is the absolute value of Java's hash (0 for -2**31), ``mask`` its lower 31 bits. Raises `InvalidArgument`
-    for another rule.
+    ``abs`` is the absolute value of Java's string hash (0 for -2**31), ``mask`` its lower 31 bits. Raises
+    `InvalidArgument` for another rule.
     """
     return lookup_numbers(topic, key)[known_rule(rule) == "mask"]
 

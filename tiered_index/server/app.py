@@ -97,8 +97,11 @@ class Service:
         under_way, threads = self._calls.under_way, self._calls.threads
         return {
             "http_requests_in_flight": ("Requests that are being answered.", self.app.under_way),
-            "calls_running": ("Calls of the index that run in a thread.", min(under_way, threads)),
-            "calls_waiting": ("Calls of the index that wait for a thread.", max(0, under_way - threads)),
+            "calls_running": ("Lookups and other calls of the index that run now.", min(under_way, threads)),
+            "calls_waiting": (
+                "Lookups and other calls of the index that wait for a free thread.",
+                max(0, under_way - threads),
+            ),
             **self._served.metrics(),
         }
 

@@ -57,18 +57,14 @@ class Metrics:
             "rocketmq_request_seconds", "Time of requests of RocketMQ's protocol.", _SECONDS, "request", "status"
         )
         self._lookups = counter(
-            "lookups",
-            "Lookups, by kind, farthest place read (none, local, cache, storage) and status.",
-            *("kind", "place", "status"),
+            "lookups", "Lookups, by kind, status and the farthest place that they read.", *("kind", "place", "status")
         )
         self._requests = histogram("lookup_storage_requests", "Storage requests per lookup.", _REQUESTS)
         self._read = histogram("lookup_storage_bytes", "Bytes read from the storage per lookup.", _BYTES)
         self._bytes = counter("lookup_bytes", "Bytes read from the storage by lookups.")
         self._cost = counter("lookup_cost_usd", "Estimated cost of lookups in dollars.")
         self._files = counter("lookup_files", "Files read by lookups, by place.", "place")
-        self._skipped = counter(
-            "lookup_files_skipped", "Files skipped by lookups, by reason: time, topic, filter, budget.", "reason"
-        )
+        self._skipped = counter("lookup_files_skipped", "Files skipped by lookups, by reason.", "reason")
         # begin at 0: a rate misses the first increase of a series that did not exist before
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:

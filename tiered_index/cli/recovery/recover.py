@@ -67,10 +67,10 @@ def recover(
     fenced: it publishes nothing more and keeps its files.
 
     --lost declares an object of the storage lost. `verify` names such objects. FILE is a file id, an object name, or
-    the id of a window table. With --root it can also be a local file that somebody deleted before its upload. One log
-    record gives up its entries permanently. From then on answers name the file as lost. Their status is complete,
-    although they lack its entries. First restore as much as you can with `verify --deep --repair`. If the root has a
-    copy of FILE, the command refuses.
+    the id of a window table. With --root it can also be a local file that somebody deleted before its upload. The
+    command appends a log record that gives up the entries of FILE permanently. From then on answers name FILE as lost.
+    Their status is complete, although they lack its entries. First restore as much as you can with `verify --deep
+    --repair`. If the root has a copy of FILE, the command refuses.
 
     [bold]Examples[/bold]
 

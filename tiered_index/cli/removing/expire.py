@@ -20,11 +20,13 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
     and monthly cost that it would remove. Pass --yes to apply.
 
-    With --yes one log record states the time before which entries have expired. You can't undo this. It also removes
-    the objects that have only expired entries. From then on no lookup shows expired entries, and answers have
-    expired_before_ms. Objects that also have other entries (mixed objects) stay until the next merge, which leaves
-    expired entries out. The command deletes the bytes of objects that were removed at least retention.grace_s ago.
-    Writers and readers may run. A writer with these settings expires entries by itself.
+    With --yes the command appends a log record with a time limit, such as 365 days ago. You can't undo this. From then
+    on lookups leave out older entries, and answers state the limit as expired_before_ms. The record also removes the
+    objects that have only expired entries. Mixed objects also have other entries. They stay until the next merge, which
+    leaves expired entries out.
+
+    The command deletes the bytes of objects that were removed at least retention.grace_s ago. Writers and readers may
+    run. A writer with these settings expires entries by itself.
 
     [bold]Examples[/bold]
 

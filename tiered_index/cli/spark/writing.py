@@ -27,7 +27,7 @@ def build(
         help="Parquet or NDJSON files, folders or s3:// URIs; RocketMQ stores; archive:STORAGE-URI. Repeatable."
     ),
     window: str = Option(
-        "1d", metavar="1h|1d|30d", help="Length of a window. Windows start at multiples of it since 1970 (UTC)."
+        "1d", metavar="1h|1d|30d", help="Length of a window. The first window begins at 1970-01-01 (UTC)."
     ),
     column: Column = None,
     constant: Constant = None,
@@ -35,7 +35,7 @@ def build(
     mode: str = Option(
         "error",
         metavar="error|append|replace|replace-all",
-        help="Action for windows that already have tables. replace removes only those of earlier builds.",
+        help="Action if an earlier build wrote a table in one of the windows: fail, add a table, or replace.",
     ),
     max_windows: int = Option(10_000, min=1, help="Fail if the source has more windows."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
@@ -45,9 +45,10 @@ def build(
 ) -> int:
     """Build window tables from files or a commit log with Spark.
 
-    One log record publishes all tables at once. `--mode replace` removes the tables of earlier builds. It keeps the
-    entries of live writers, even if they were merged into tables. `--mode replace-all` removes these tables, too.
-    Before Spark writes anything, the command prints the topics and entries that it will remove. Entries with an
+    One log record publishes all tables at once. `--mode replace` removes the tables that earlier builds wrote in the
+    same windows. It keeps entries that a writer put, even if a merge moved them into tables. `--mode replace-all`
+    removes these tables, too. Before Spark writes anything, the command prints the topics and entries that it will
+    remove. Entries with an
     implausible time (settings max_late_s, max_early_s) get windows of their own, and are counted.
 
     [bold]Examples[/bold]
@@ -97,11 +98,11 @@ def compact(
     *,
     on: SparkOptions,
 ) -> int:
-    """Compact the staged files of writers that have the setting compaction = "spark".
+    """Compact the files that writers with the setting compaction = "spark" uploaded for it.
 
-    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its
-    writer compacts it instead. Exit code 3: a file failed because of storage or disk. The command publishes the others,
-    and the next run tries that file again.
+    Such files are called staged. One log record publishes all compacted files. Run the command by cron. Exit code 4: a
+    staged file is damaged; its writer compacts it instead. Exit code 3: a file failed because of storage or disk. The
+    command publishes the others, and the next run tries that file again.
 
     [bold]Examples[/bold]
 
@@ -131,7 +132,7 @@ def compact(
 def merge(
     session: Session,
     given: WindowOptions,
-    shard_bytes: int = Option(256 << 20, help="Approximate bytes of a shard. A task writes one."),
+    shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
@@ -171,7 +172,7 @@ def merge(
 def erase(
     session: Session,
     given: EraseOptions,
-    shard_bytes: int = Option(256 << 20, min=1, help="Approximate bytes of a shard. A task writes one."),
+    shard_bytes: int = Option(256 << 20, min=1, help="Approximate bytes of an object (shard). A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:

@@ -52,7 +52,7 @@ Part = StoredObject | ArchivedSegment
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """The result of one round of a copy. Counts are of objects, bytes and log records.
+    """The result of a copy, or of one update of a standby. Counts are of objects, bytes and log records.
 
     - The target has everything up to record `source_number` of the source; `records` of these are new.
     - The target's log ends at `log_number`.
@@ -419,7 +419,7 @@ def copy_index(
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyReport:
-    """Copy the index at the storage URI `source` to `target`, as of the end of its log. Return a report.
+    """Copy the present state of the index at the storage URI `source` to `target`. Return a report.
 
     `target` has no index, or an earlier copy of this one without other writes, which is updated. Call it again to
     continue an interrupted copy. `threads` objects are copied at a time; each thread calls `progress` with the bytes

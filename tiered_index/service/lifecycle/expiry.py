@@ -36,7 +36,7 @@ Stats = Mapping[str, NamedStats]
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """The plan of an expiry: the content of the log record, and the objects to delete.
+    """The plan of an expiry: the times before which entries expire, and the objects to delete.
 
     `objects` are files and window tables, `segments` archived segments. `mixed` objects have, or may have, expired
     entries beside others; at least `mixed_entries` of these have expired. `unknown_topics` are patterns of the rule

@@ -194,7 +194,7 @@ def merge_index(
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
-    """Merge uploaded files and shorter tables of the index at a storage URI into tables of `window`.
+    """In the index at a storage URI, merge uploaded files and shorter tables into tables of the length `window`.
 
     `window` is ``1h``, ``1d`` or a number of seconds. `options` has the other options; its `window_s` is ignored.
     `threads` tasks run at once; each calls `progress` with the number of entries read since its last call. You can
