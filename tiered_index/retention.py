@@ -57,7 +57,7 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """A rule of expiry: the greatest age of entries that stay, and the most bytes.
+    """The rule by which entries expire: ages, for all topics or by topic, and a limit of bytes.
 
     In settings, ages have a unit, such as ``7d``; bytes are a number or, for example, ``100GiB``. Raises `ConfigError`
     for an impossible value.
