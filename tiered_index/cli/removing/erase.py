@@ -41,10 +41,11 @@ def erase(
 
     The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
 
-    With --yes one log record hides the entries permanently. It also hides such entries if they arrive later. Later
-    merges remove their bytes. --now does not wait for a merge. It rewrites the objects and archived segments that hold
-    the entries. It also deletes objects that were removed at least --grace ago. The printed certificate lists the
-    changes, the result of a scan of the stored bytes, and the places that the scan can't see.
+    With --yes one log record hides the entries permanently. It also hides such entries if they arrive later. The next
+    merge of an object removes their bytes. A window table of the longest tier is merged again only if late entries
+    arrive. --now does not wait for a merge. It rewrites the objects and archived segments that hold the entries. It
+    also deletes objects that were removed at least --grace ago. The printed certificate lists the changes, the result
+    of a scan of the stored bytes, and the places that the scan can't see.
 
     Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
     unfinished uploads or staged files may still have bytes; run the command again later. Status remains: objects of the
