@@ -42,7 +42,7 @@ def billion(
     """Build, audit, look up, merge, verify, copy, erase and expire a year of messages, by Spark and by one process.
 
     Each step is a program of its own. The table has its time, CPU time, peak memory, bytes and requests. DuckDB reads
-    the source and checks the answers to a million keys. Sizes run one after the other. Each needs 60 bytes of disk a
+    the source and checks the answers to a million keys. Sizes run one after the other. Each needs 70 bytes of disk a
     message. With --root-dir, an interrupted run continues with its first unfinished step.
 
     [bold]Examples[/bold]

@@ -18,13 +18,18 @@ from typing import Any
 from tests.benchmarks.billion import oracle
 from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_LESS, DAY_S, KEYS_FILE, SOURCE
 from tests.benchmarks.billion.watch import measured
+from tests.support.later import Later
+from tiered_index.clock import SystemClock
 from tiered_index.format.names import DATA_PREFIX
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 _CLI = (sys.executable, "-m", "tiered_index")
 _SETTINGS = ("--set", "max_late_s=1e10")
 BY_SPARK, ALONE, COPY, ROOT, ANSWERS, BUCKETS = "by-spark", "alone", "copy", "root", "answers", "buckets"
-SPACE_BYTES_PER_ENTRY = 60
+# an audit has the source, the index, and digests of both sides
+SPACE_BYTES_PER_ENTRY = 70
 
 
 @dataclass
@@ -65,19 +70,23 @@ class Run:
         yield "million keys, daily tables", (ANSWERS,), partial(self._look_up, BY_SPARK)
         yield "single keys, daily tables", (), partial(self._singles, BY_SPARK)
         yield "merge to 30 days", (), partial(self._build, "spark", "merge", "--window", "30d")
+        yield "delete the merged tables", (), partial(self._sweep, BY_SPARK)
         yield "million keys", (ANSWERS,), partial(self._look_up, BY_SPARK)
         yield "single keys", (), partial(self._singles, BY_SPARK)
         yield "verify --deep", (), partial(self._command, BY_SPARK, "verify", "--deep")
         yield "du", (), partial(self._command, BY_SPARK, "du")
         yield "copy", (COPY,), partial(self._command, BY_SPARK, "copy", "--to", f"file://{self.folder / COPY}")
+        yield "delete the copy", (), partial(self._delete, COPY)
         yield "erase a key", (), self._erase
         yield "expire a month", (), self._expire
-        yield "delete the index", (), partial(self._delete, COPY, BY_SPARK)
+        yield "delete the index", (), partial(self._delete, BY_SPARK)
         yield "put_batch and life cycle, one process", (ALONE, ROOT), self._put
         yield "merge, one process", (), partial(self._command, ALONE, "merge", "--window", "30d")
+        yield "delete the tables that one process merged", (), partial(self._sweep, ALONE)
         yield "million keys, one process's index", (ANSWERS,), partial(self._look_up, ALONE)
         yield "delete the index of one process", (), partial(self._delete, ALONE, ROOT)
-        yield "sorted Parquet (DuckDB)", (oracle.SORTED,), partial(self._module, "oracle", self.folder, "sort")
+        sort = partial(self._module, "oracle", self.folder, "sort", self.entries)
+        yield "sorted Parquet (DuckDB)", (oracle.SORTED,), sort
         yield "keys in it (DuckDB)", (), partial(self._module, "oracle", self.folder, "look_up_sorted")
         yield "delete the sorted Parquet", (), partial(self._delete, oracle.SORTED)
         if with_spark_parquet:
@@ -146,6 +155,14 @@ class Run:
         """Return the bytes of all objects of an index."""
         storage = open_storage(f"file://{self.folder / place}")
         return sum(info.size_bytes for info in storage.list(DATA_PREFIX))
+
+    def _sweep(self, place: str) -> dict[str, Any]:
+        """Delete the objects that a merge has removed from the log, as if two days had passed."""
+        with open_storage(f"file://{self.folder / place}") as storage:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            delete_orphans(storage, find_orphans(Later(storage, 2 * DAY_S), log))
+        return {"stored_bytes": self._stored(place)}
 
     def _delete(self, *places: str) -> dict[str, Any]:
         for path in (self.folder / place for place in places):
