@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 # pytest workers: two cores are what the suite is tuned for, and a third of the time tests wait for processes that they start
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
@@ -173,7 +173,7 @@ $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@
 
-bench-billion: $(VENV)/.stamp-test ## a year of 10 M, 100 M and 1 G messages, built, audited, merged, looked up, by Spark and by one process (hours; 60 GB of disk)
+bench-billion: $(VENV)/.stamp-test ## a year of 10 M, 100 M and 1 G messages, built, audited, merged, looked up, by Spark and by one process (hours; 70 GB of disk)
 	@$(BIN)/python -m tests.benchmarks billion --root-dir build/billion --out build/billion.json $(BENCH_ARGS)
 
 bench-service: $(VENV)/.stamp-test ## load on the service over sockets: lookups/s, latencies, slow readers, memory

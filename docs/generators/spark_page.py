@@ -1,10 +1,9 @@
-"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark-cluster.md, docs/lifetime.md and
-deploy/SIZING.md.
+"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark-cluster.md and docs/lifetime.md.
 
     python -m docs.generators.spark_page DOCUMENT.json ...
 
 Each document is of one run, of suite `spark` or `spark-lookup`, without `--scale` or with it. Figures that no document
-has stay. SIZING's arithmetic is done again from the measured inputs.
+has stay.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.measured_pages import ROOT, about, markdown, rewrite
-from docs.generators.sizing_page import PAGE as SIZING
-from docs.generators.sizing_page import main as compute_sizing
 
 _PAGE = ROOT / "docs" / "spark-cluster.md"
 
@@ -58,17 +55,6 @@ def bulk(document: dict[str, Any]) -> str:
     return f"{about(document['machine'])}; {shown}"
 
 
-def inputs(document: dict[str, Any]) -> str:
-    """Return SIZING's measured inputs, of the first master."""
-    first = next(table for table in document["tables"] if table["title"].startswith("CPU seconds"))
-    rates = {row[0]: row[4] for row in first["rows"]}
-    command = "`python -m tests.benchmarks spark`"
-    size = _figures(document)["tiered_index: bytes an entry"]
-    rows = [(job, f"{rates[job] * 1e6:.0f}", "entries a CPU second", f"{command}, {job}") for job in ("build", "merge")]
-    rows.append(("bytes an entry", f"{size:.2f}", "bytes", f"{command}, figure `tiered_index: bytes an entry`"))
-    return f"{about(document['machine'])}.\n\n{markdown(('input', 'value', 'unit', 'from'), rows)}"
-
-
 def write(document: dict[str, Any]) -> None:
     """Rewrite the pages that show what a document has."""
     if document["tables"][0]["suite"] == "spark-lookup":
@@ -86,8 +72,6 @@ def _write_bench(bench: dict[str, Any]) -> None:
         return
     rewrite(_PAGE, {"spark": head + spent(bench)})
     rewrite(ROOT / "docs" / "lifetime.md", {"year": year(bench)})
-    rewrite(SIZING, {"inputs": inputs(bench)})
-    compute_sizing()
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class Run:
         return {**figures, **_requests(document), **checked}
 
     def _singles(self, place: str) -> dict[str, Any]:
-        return self._module("singles", self.folder, f"file://{self.folder / place}")
+        return self._module("singles", self.folder, f"file://{self.folder / place}", self.entries)
 
     def _erase(self) -> dict[str, Any]:
         topic, key, count = oracle.hottest(self.folder)

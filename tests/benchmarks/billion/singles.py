@@ -1,6 +1,6 @@
 """Single lookups in an index: in fresh readers, in a warm one, and of absent keys.
 
-python -m tests.benchmarks.billion.singles FOLDER STORAGE        prints a JSON document
+python -m tests.benchmarks.billion.singles FOLDER STORAGE ENTRIES        prints a JSON document
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import pyarrow.dataset as ds
 
 from tests.benchmarks.billion.data import KEYS_FILE
 from tests.benchmarks.billion.oracle import FOUND, MAX_COUNT
-from tiered_index import IndexReader
+from tiered_index import IndexConfig, IndexReader
 
 _SINGLE, _FRESH = 1_000, 20
+_CACHE_BYTES = IndexConfig.directory_cache_bytes
 
 
 def _timed(reader: IndexReader, keys: Iterable[tuple[str, str]]) -> tuple[dict[str, float], list[int]]:
@@ -50,8 +51,8 @@ def _counts(folder: Path, keys: list[tuple[str, str]]) -> list[int]:
     return [counts.get(one, 0) for one in keys]
 
 
-def main(folder: str, storage: str) -> None:
-    """Measure and print."""
+def main(folder: str, storage: str, entries: str) -> None:
+    """Measure and print; `entries` are those of the index."""
     table = ds.dataset(Path(folder) / KEYS_FILE).to_table(columns=["topic", "key"])
     some = np.random.default_rng(1).permutation(table.num_rows)[: _SINGLE + _FRESH]
     keys = [(row["topic"], row["key"]) for row in table.take(some).to_pylist()]
@@ -70,13 +71,14 @@ def main(folder: str, storage: str) -> None:
         "p50_ms": 1000 * statistics.median(wall),
         "cpu_ms": 1000 * (time.process_time() - cpu_s) / _FRESH,
     }
-    with IndexReader.open(storage) as reader:
-        for name in ("first", "warm"):
-            document[name], counts = _timed(reader, keys[_FRESH:])
-        found += counts
-        document["absent"], none = _timed(reader, [(topic, f"no-{key}") for topic, key in keys[_FRESH:]])
-    if found != wanted or any(none):
-        raise RuntimeError("answers of single lookups differ from the source")
+    least = 3 * int(entries)
+    for caches, settings in (("", {}), ("large ", {"directory_cache_bytes": least} if least > _CACHE_BYTES else {})):
+        with IndexReader.open(storage, **settings) as reader:
+            for name in ("first", "warm"):
+                document[caches + name], counts = _timed(reader, keys[_FRESH:])
+            document[caches + "absent"], none = _timed(reader, [(topic, f"no-{key}") for topic, key in keys[_FRESH:]])
+        if found + counts != wanted or any(none):
+            raise RuntimeError("answers of single lookups differ from the source")
     print(json.dumps(document))
 
 
