@@ -43,6 +43,7 @@ def session(spark):
     register(spark)
     register(spark)
     before = spark.conf.get(PUSHDOWN)
+    spark.conf.set(PUSHDOWN, "true")
     yield spark
     spark.conf.set(PUSHDOWN, before)
 

@@ -22,8 +22,8 @@ _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkConte
 def typed_errors(what: str) -> Iterator[None]:
     """Raise Spark's error of a failed job as an error of this package, if it is one; `what` names the job.
 
-    A task's error of this package keeps class and text; lost executors are `StorageUnavailable`, a full temporary disk
-    is `DiskFull`. Other errors pass unchanged.
+    A task's error of this package keeps class and text. Lost executors and the end of Java are `StorageUnavailable`, a
+    full temporary disk is `DiskFull`. Other errors pass unchanged.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def typed_errors(what: str) -> Iterator[None]:
                 f"{what}: a temporary disk of an executor is full: give Spark's local folder (spark.local.dir) and "
                 "TMPDIR more room, and run it again"
             ) from error
-        if text == _ENDED or isinstance(error, ConnectionError):
+        if text == _ENDED or isinstance(error, ConnectionRefusedError):
             raise StorageUnavailable(
                 f"{what}: Spark's JVM ended, perhaps because its memory was too small: see its log, and give it more "
                 "(spark.driver.memory)"

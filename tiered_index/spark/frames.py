@@ -73,10 +73,9 @@ def large_batches(spark: SparkSession) -> contextlib.AbstractContextManager[None
 
 
 def shuffles_deleted(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
-    """Let Spark delete the shuffle files of the queries that begin in the block when they end.
+    """Let Spark delete the shuffle files of a query at its end, for the frames that are made in the block.
 
-    Otherwise it keeps them until the JVM collects garbage. A frame of the block can't be read a second time without a
-    second shuffle.
+    Otherwise it keeps them until the JVM collects garbage. A second query of such a frame shuffles again.
     """
     return _configured(spark, "spark.sql.classic.shuffleDependency.fileCleanup.enabled", "true")
 
@@ -84,7 +83,7 @@ def shuffles_deleted(spark: SparkSession) -> contextlib.AbstractContextManager[N
 def rows_kept_singly(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
     """Let Spark keep each row of the frames that are persisted in the block by itself; for rows of many KiB.
 
-    By default it groups rows up to 4 MiB. Java's serialization holds 100 groups at once, and copies of some.
+    By default it groups rows up to 4 MiB. Java's serialization holds 100 groups at once, and copies of some groups.
     """
     return _configured(spark, "spark.sql.inMemoryColumnarStorage.batchSize", "1")
 

@@ -6,7 +6,7 @@ import re
 
 from tiered_index.errors import ConfigError
 
-# the first version with repartitionById and filters of Python data sources
+# the first version with repartitionById
 OLDEST = (4, 2)
 
 

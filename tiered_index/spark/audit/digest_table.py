@@ -1,6 +1,6 @@
 """A compact set of digests: Bloom's filter with two bits a digest, in a block for each range of digests.
 
-Partitions fill the blocks of their ranges, so their results have a bounded size however many digests they add.
+Partitions fill the blocks of their ranges, so the size of their results is bounded.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
 def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
     """Return a lookup of the selected key, which must be given, in each of `topics`."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
-    key = selection.key or ""
+    key = selection.key
+    assert key is not None
+    if begin_ms > end_ms:
+        return LookupBatch([])
     return LookupBatch([Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic in sorted(topics)])
 
 

@@ -32,8 +32,7 @@ LOTS_SCHEMA = (
     "topics array<string>, rows long, topicless long, keyless long, low long, high long, asked binary, few binary"
 )
 _LOTS = arrow_schema(LOTS_SCHEMA)
-# At most 1 MB of lookups, because Java's serialization holds 100 rows
-_LOT_ROWS = 1 << 15
+_LOT_ROWS = 1 << 18
 # Most lookups of a lot in its report: with thousands of tasks less than Spark's limit for a job's result.
 _FEW = 6_000
 # Most lookups that the driver and each Python worker hold: 56 MiB.
