@@ -28,7 +28,7 @@ from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, entries_of, frame_of
-from tiered_index.spark.frames import large_batches
+from tiered_index.spark.frames import large_batches, shuffles_deleted
 from tiered_index.spark.workers import spare_collections
 from tiered_index.storage.s3.options import S3Options
 
@@ -85,6 +85,14 @@ def test_batches_are_large_while_a_job_runs_and_as_before_behind_it(spark: Any) 
         assert spark.conf.get(_ROWS) == "10000"
     finally:
         spark.conf.set(_ROWS, before)
+
+
+def test_a_setting_that_was_unset_is_unset_again(spark: Any) -> None:
+    name = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
+    assert spark.conf.get(name, None) is None
+    with shuffles_deleted(spark):
+        assert spark.conf.get(name) == "true"
+    assert spark.conf.get(name, None) is None
 
 
 def test_a_worker_sets_its_modules_apart_behind_its_first_task(spark: Any) -> None:

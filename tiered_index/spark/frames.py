@@ -54,16 +54,18 @@ def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _configured(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Set a value of Spark's SQL configuration during the block.
+    """Set a value of Spark's SQL configuration during the block, and unset it again if it was unset.
 
-    If another thread's block has set it in the session, it holds until that block ends.
+    If another thread's block has set it in the session, it holds until that block ends: the rest of this block needs
+    more time or space. All blocks set the same value of a name, so none can restore a wrong one.
     """
-    before = spark.conf.get(name)
+    before = spark.conf.get(name, None)
     if before == value:
         yield
         return
     spark.conf.set(name, value)
-    with cleaned_up(partial(spark.conf.set, name, str(before))):
+    restore = partial(spark.conf.unset, name) if before is None else partial(spark.conf.set, name, before)
+    with cleaned_up(restore):
         yield
 
 
