@@ -41,14 +41,21 @@ def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
-    """Call `clean` at the end of the block. An error of the block hides one of `clean`: Spark may have ended."""
+def cleaned_up_on_error(clean: Callable[[], object]) -> Iterator[None]:
+    """Call `clean` after an error of the block, which hides one of `clean`: Spark may have ended."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(Exception):
             clean()
         raise
+
+
+@contextlib.contextmanager
+def cleaned_up(clean: Callable[[], object]) -> Iterator[None]:
+    """Call `clean` at the end of the block. An error of the block hides one of `clean`."""
+    with cleaned_up_on_error(clean):
+        yield
     clean()
 
 

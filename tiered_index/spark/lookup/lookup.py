@@ -14,7 +14,7 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import rows_kept_singly
+from tiered_index.spark.frames import cleaned_up_on_error, rows_kept_singly
 from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.answers import (
     STATUSES,
@@ -272,13 +272,8 @@ def _search(
     # large blocks that are read twice: in memory they would take most of a small heap
     with rows_kept_singly(spark):
         found = packed.mapInArrow(find, search.FOUND_SCHEMA).persist(StorageLevel.DISK_ONLY)
-    try:
-        with typed_errors("looking up"), watched(spark, "search", progress):
-            reports = found.where(F.col("kind") == search.REPORT).select("more").collect()
-    except BaseException:
-        with suppress(Exception):  # Spark may have ended
-            found.unpersist()
-        raise
+    with cleaned_up_on_error(found.unpersist), typed_errors("looking up"), watched(spark, "search", progress):
+        reports = found.where(F.col("kind") == search.REPORT).select("more").collect()
     return found, [pickle.loads(row[0]) for row in reports]
 
 
