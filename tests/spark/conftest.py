@@ -22,14 +22,18 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def spark():
+def spark(tmp_path_factory):
     from tiered_index.spark import open_session
 
     before = dict(os.environ)
     # workers have the environment that Java was started in
     path = os.pathsep.join(filter(None, [str(WORKERS), before.get("PYTHONPATH")]))
     os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable, PYTHONPATH=path)
-    settings = {"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+    }
     session = open_session("local[2]", settings=settings)
     session.sparkContext.setLogLevel("OFF")
     yield session

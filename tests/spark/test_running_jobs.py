@@ -7,6 +7,7 @@ import importlib
 import io
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,33 @@ def test_a_setting_that_was_unset_is_unset_again(spark: Any) -> None:
     with shuffles_deleted(spark):
         assert spark.conf.get(name) == "true"
     assert spark.conf.get(name, None) is None
+
+
+def test_shuffles_of_all_entries_leave_no_files(spark: Any, storage: str, config: IndexConfig, tmp_path: Path) -> None:
+    table = messages(2_000)
+    source = write_parquet(table, tmp_path / "m.parquet")
+    few = write_parquet(table.slice(3), tmp_path / "few.parquet")
+    before = _shuffle_files(spark)
+    build(spark, source, storage=storage, config=config)
+    assert _shuffle_files(spark).keys() <= before.keys()
+    assert audit(spark, source, storage=storage, config=config).status == "ok"
+    assert _shuffle_files(spark).keys() <= before.keys()
+    found = audit(spark, few, storage=storage, config=config).differences
+    assert found is not None and found.counts["extra"] == 3
+    # of the entries that differ; Spark deletes these files when Java collects garbage
+    left = {name: size for name, size in _shuffle_files(spark).items() if name not in before}
+    assert sum(left.values()) < 3_000
+
+
+def _shuffle_files(spark: Any) -> dict[str, int]:
+    """Return the size of each of the session's shuffle files by name."""
+    folder = Path(spark.sparkContext.getConf().get("spark.local.dir"))
+    assert any(folder.rglob("blockmgr-*"))
+    sizes = {}
+    for path in folder.rglob("shuffle_*.data"):
+        with suppress(FileNotFoundError):  # Spark may delete an older one meanwhile
+            sizes[path.name] = path.stat().st_size
+    return sizes
 
 
 def test_a_worker_sets_its_modules_apart_behind_its_first_task(spark: Any) -> None:

@@ -31,7 +31,7 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan, naming_rows
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.frames import arrow_schema, broadcast, cells_of, gathered, large_batches
+from tiered_index.spark.frames import arrow_schema, broadcast, cells_of, gathered, large_batches, shuffles_deleted
 from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage
 
@@ -151,7 +151,7 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
     # a row about a skipped range has no key, so it is no entry
     names = [name for name in entries.names if name != SKIPPED]
     spark = entries.frame.sparkSession
-    with broadcast(spark, plan) as shared, large_batches(spark):
+    with broadcast(spark, plan) as shared, large_batches(spark), shuffles_deleted(spark):
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return pack_batches(batches, shared.value)
