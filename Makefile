@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-long test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -102,7 +102,10 @@ ready: $(VENV)/.stamp-test
 
 # the lint has seen the prose
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
+
+test-long: $(VENV)/.stamp-test ## the tests that make test leaves out: whole programs, the console's pages, further backends and faults
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --durations=15 $(PYTEST_ARGS)
 
 # a virtualenv of its own, beside the other one
 LOWEST := $(VENV)-lowest
@@ -125,7 +128,7 @@ test-native: $(VENV)/.stamp-test ## the compiled core under AddressSanitizer and
 # for example --mutations --all
 NATIVE_ARGS ?=
 
-test-all: ready ## as test, the slow soaks, more examples of Hypothesis, and the mutants
+test-all: ready ## as test and test-long, the slow soaks, more examples of Hypothesis, and the mutants
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 

@@ -143,6 +143,7 @@ def _tables_beside_the_figures_are_of_the_cold_suite(measured):
     assert matches["rows"][0][3] == 1_000 / 2**31 and matches["rows"][1][1] == 0
 
 
+@pytest.mark.long
 def test_a_run_of_every_suite(measured):
     """One test: processes that share the tests of a file would each measure."""
     _the_document_is_the_file_and_nothing_else_is_left(measured)

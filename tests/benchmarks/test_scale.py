@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.benchmarks import command
 from tests.benchmarks.scale import _END_S, synthetic_objects
 from tests.integration.cli.command_lines import run_here
 
 
+@pytest.mark.long
 def test_the_program_prints_the_figures_of_each_size(tmp_path):
     options = ("--objects", 1000, "--root-dir", tmp_path / "work", "--out", tmp_path / "scale.json", "--json")
     done = run_here("scale", *options, program=command.main)

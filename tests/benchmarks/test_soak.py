@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from tests.benchmarks import command
 from tests.benchmarks.soak import KEYS, Ledger, Soak, sparkline
 from tests.integration.cli.command_lines import run_here
 from tiered_index import IndexConfig, IndexItem, QueryResult
 
 
+@pytest.mark.long
 def test_a_short_soak_answers_as_its_model(tmp_path):
     options = ("--minutes", 0.05, "--rate", 20_000, "--items", 20_000, "--root-dir", tmp_path / "work")
     done = run_here("soak", *options, "--out", tmp_path / "soak.json", "--json", program=command.main)

@@ -38,6 +38,7 @@ def check(document):
     assert all(f["requests_per_lookup"] > 0 and f["bytes_per_lookup"] > 0 for f in document["lookups"][4:])
 
 
+@pytest.mark.long
 def test_the_demo_on_the_embedded_server(tmp_path):
     outcome = run_script(
         *["--messages", "12000", "--lookups", "100", "--cold-lookups", "20", "--json", "--quiet"],

@@ -14,15 +14,18 @@ from tests.reliability.world import World
 from tiered_index.storage.base import Storage
 
 # where a stopped process is met in short runs: the log's code is the same on every storage, and S3's processes are dear
-_STOPPED_SHORT = {"s3": ("before a record", "before the answer to a record"), "sqlite": ("before a record",)}
+_ANSWER = "before the answer to a record"
+_STOPPED_SHORT = {"s3": ("before a record", _ANSWER), "sqlite": ("before a record",)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the other moments of these storages to long runs."""
+    """Leave the other moments of these storages, and S3's dearest processes, to long runs."""
     for item in items:
         given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if "moment" in given and given["moment"] not in _STOPPED_SHORT.get(given.get("uri", ""), (given["moment"],)):
             item.add_marker(pytest.mark.slow)
+        elif given.get("uri") == "s3" and (given.get("moment") == _ANSWER or item.name.startswith("test_processes[")):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

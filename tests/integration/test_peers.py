@@ -54,6 +54,7 @@ def test_a_wrong_answer_is_an_error(tmp_path):
             check(peer, data, 3, wrong)
 
 
+@pytest.mark.long
 def test_a_round_its_table_and_its_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PEERS["rocksdb"], "missing", lambda: "module away")
     out = tmp_path / "peers.json"

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from docs.generators.profiles_page import PAGE, name_of
 from tests.benchmarks.profiles import worker
 
 
+@pytest.mark.long
 def test_each_operation_has_its_part_of_the_page(tmp_path: Path) -> None:
     uri = (tmp_path / "storage").as_uri()
     command = [sys.executable, worker.__file__, str(tmp_path), uri, "8000", "50"]

@@ -54,7 +54,7 @@ def broker(folder: Path) -> Iterator[Client]:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_what_it_acknowledged_is_found_again(tmp_path, number):
     bodies: dict[str, list[str]] = {}
     for life in range(2):

@@ -90,7 +90,9 @@ def test_answers_that_are_cut_or_held_in_their_middle(brokers, index, topic, sen
     until(lambda: not brokers[1])
 
 
-@pytest.mark.parametrize("errors", [(6,), (5, 5), (7,), (3, 6), (56, 1, -1)])
+@pytest.mark.parametrize(
+    "errors", [(5, 5), *(pytest.param(e, marks=pytest.mark.long) for e in [(6,), (7,), (3, 6), (56, 1, -1)])]
+)
 def test_no_error_makes_the_range_of_a_partition_another_one(cluster, servers, topic, sent, errors):
     sent(0, 100 * PARTITIONS)
     cluster.trim(topic, 2, 30)
@@ -103,7 +105,7 @@ def test_no_error_makes_the_range_of_a_partition_another_one(cluster, servers, t
 
 
 # not its leader, no leader, not here for now, a timeout, a failed disk, an offset that a replica lacks, anything
-@pytest.mark.parametrize("error", [6, 5, 3, 7, 56, 1, -1])
+@pytest.mark.parametrize("error", [6, 5, 1, *(pytest.param(error, marks=pytest.mark.long) for error in (3, 7, 56, -1))])
 @pytest.mark.parametrize("request_kind", [FETCH, LIST_OFFSETS])
 def test_errors_that_pass(cluster, index, topic, sent, following, error, request_kind):
     cluster.fail(request_kind, *[error] * 4)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kafka.followed import archive, archived, places
 from tests.kafka.killed import open_index
 from tests.support.kafka_cluster import PARTITIONS
@@ -13,6 +15,7 @@ from tests.support.kafka_cluster import PARTITIONS
 KILLS, PACKET = 20, 500
 
 
+@pytest.mark.long
 def test_twenty_kills_while_records_arrive(servers, producing, topic, tmp_path):
     root, count = tmp_path / "root", 0
 

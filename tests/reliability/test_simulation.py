@@ -27,7 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pyte
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(40, id="few"),
+        pytest.param(20, id="few"),
+        pytest.param(40, id="more", marks=pytest.mark.long),
         pytest.param(100, id="short", marks=pytest.mark.slow),
         pytest.param(10_000, id="long", marks=pytest.mark.slow),
     ],

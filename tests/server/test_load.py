@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks.service.__main__ import table
 from tests.benchmarks.service.measuring import measure
 
 
+@pytest.mark.long
 def test_each_load_is_answered(tmp_path):
     rows = measure(tmp_path, entries=4_000, seconds=0.2, soak_s=0.3, connections=40)
     assert [(row["name"], row["wrong"]) for row in rows if row["wrong"] or not row["answers"]] == []

@@ -33,6 +33,7 @@ async def by_tools(address, key):
         return records((await client.ask(RequestCode.QUERY_MESSAGE, by_key("orders", key))).body)
 
 
+@pytest.mark.long
 def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
     asked = ("--serve", "--messages", MESSAGES, "--json", "--keep", tmp_path)
     entries = Workload.generate(MESSAGES).entries

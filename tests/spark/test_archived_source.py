@@ -61,6 +61,7 @@ def answers(storage):
     }
 
 
+@pytest.mark.long
 def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_path):
     local, remote, one = (f"file://{tmp_path}/{name}" for name in ("local", "remote", "one"))
     expected = build(spark, archived.folders, storage=local, config=CONFIG)

@@ -467,7 +467,7 @@ def of_hours(made, count):
     }
 
 
-@pytest.mark.parametrize("gap", [0, 1 << 18])
+@pytest.mark.parametrize("gap", [0, pytest.param(1 << 18, marks=pytest.mark.long)])
 def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
     made = Merging(tmp_path)
     settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap, block_cache_bytes=0)

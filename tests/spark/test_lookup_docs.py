@@ -32,6 +32,7 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
+@pytest.mark.long
 def test_messages_are_joined(spark, store, tmp_path):
     storage = f"file://{tmp_path}/storage"
     settings = {"slots": 97, "items": 5_000, "background": False, "offset_space": "commitlog", "max_late_s": 1e10}

@@ -21,6 +21,7 @@ def run(page: str, name: str) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.long
 def test_an_iceberg_table_is_continued(spark: Any) -> None:
     named = run("spark.md", "An Iceberg table")
     table, new = named["table"], named["new_in_iceberg"]
@@ -67,6 +68,7 @@ def test_a_delta_table_is_continued(tmp_path: Path) -> None:
         new(table, 3)
 
 
+@pytest.mark.long
 def test_records_of_kafka_become_entries_once(spark: Any) -> None:
     found = run("spark-sql.md", "Kafka")
     at = datetime(2023, 11, 15, tzinfo=UTC)

@@ -73,7 +73,7 @@ def airflow_script() -> str:
     return " && ".join(templates.from_string(task.bash_command).render(data_interval_start=begin) for task in tasks)
 
 
-@pytest.mark.parametrize("script", [cron_script, airflow_script])
+@pytest.mark.parametrize("script", [cron_script, pytest.param(airflow_script, marks=pytest.mark.long)])
 def test_a_second_run_of_a_day_adds_nothing(
     script: Any, spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,6 +160,7 @@ def imported_from(package, tmp_path):
     return core, ran.stderr
 
 
+@pytest.mark.long
 def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "unpacked"))
     (tmp_path / "unpacked").mkdir()

@@ -61,6 +61,7 @@ def test_the_program_of_the_page_runs(spark: Any) -> None:
     exec(compile(program, "docs/spark-sql.md", "exec"), {})
 
 
+@pytest.mark.long
 def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:
     register(spark)
     broker, uri = Broker(tmp_path / "store"), f"file://{tmp_path}/index"
@@ -85,6 +86,7 @@ def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:
     broker.check(uri)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_path: Path) -> None:
     """Its last batch is planned anew, with what the log has gained: the same number, more rows."""
     register(spark)

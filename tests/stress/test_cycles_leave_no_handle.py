@@ -211,6 +211,7 @@ def cycles_leave_nothing(place: Place, cycle: Callable[[Place], None], number: i
     assert after == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "cycle"),
     [*itertools.product(("file", "sqlite"), KINDS), ("memory", opens_that_fail), ("s3", a_writer_in_the_background)],

@@ -24,6 +24,8 @@ from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, searc
 from tiered_index import IndexReader, IndexService, erase
 from tiered_index.server.tokens import add_token
 
+pytestmark = pytest.mark.long
+
 T = BEGIN_MS
 FORMULA = '=HYPERLINK("x"), "y"'
 QUOTE = "it's$(>hacked)`x`"

@@ -22,6 +22,8 @@ from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.server.tokens import add_token
 from tiered_index.service.files.compacted import DamagedFile
 
+pytestmark = pytest.mark.long
+
 WIDTHS = (390, 800, 1400)
 COLOURS = ["--good", "--failed", "--read", "--filter", "--skipped"]
 COLOURS += ["--unsealed", "--compacted", "--uploaded", "--storage", "--table"]

@@ -220,7 +220,7 @@ def test_several_indexes_each_with_its_own_tombstones(tmp_path):
             life.close()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
 def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(tmp_path, when):
     made = Merging(tmp_path / "made")
     fill(made, range(2))
