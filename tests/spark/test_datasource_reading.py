@@ -121,6 +121,12 @@ CASES = {
     "topic": ({"topic": "überweisung"}, lambda r: r["topic"] == "überweisung"),
     "no topic": ({"topic": "nothing"}, lambda r: False),
     "no key": ({"key": "nothing"}, lambda r: False),
+    # no time of an entry is in these ranges
+    "key after all time": (
+        {"topic": "orders", "key": "key-0", "beginMs": f"{10**18}", "endMs": f"{10**18}"},
+        lambda r: False,
+    ),
+    "key before all time": ({"topic": "orders", "key": "key-0", "beginMs": "-5000", "endMs": "-1000"}, lambda r: False),
     "between": (
         {"beginMs": f"{MIDDLE}", "endMs": f"{HOUR_LATER}"},
         lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= HOUR_LATER // 1000,
