@@ -188,6 +188,7 @@ def test_lookups_that_the_driver_holds(life, monkeypatch):
 def test_keys_are_counted_and_packed_in_lots(monkeypatch):
     monkeypatch.setattr(packing, "_LOT_ROWS", 4)
     monkeypatch.setattr(packing, "_FEW", 3)
+    monkeypatch.setattr(packing, "_ASKED_ROWS", 2)
     rows = [("b", "k1"), ("b", "k1"), ("a", None), ("b", "k2"), (None, "k"), ("a", "k3"), ("c", "k4"), ("c", "k5")]
     none = pa.nulls(len(rows), pa.int64())
     topics, keys = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
@@ -200,9 +201,14 @@ def test_keys_are_counted_and_packed_in_lots(monkeypatch):
         for made in packing.pack_keys(task, keyed=True, column="'key'")
         for lot in made.to_pylist()
     ]
-    assert [(lot["rows"], lot["topicless"], lot["keyless"]) for lot in lots] == [(4, 1, 1), (4, 1, 0)]
-    assert [lot["few"] is None for lot in lots] == [False, True]
-    census = packing.census_of(lots, {"topic": "'topic'", "key": "'key'"}, skip_null=True)
+    # many lookups are in rows of bounded size behind their report
+    asked = [lot for lot in lots if lot["asked"] is not None]
+    assert [len(lot["asked"]) // LOOKUP.itemsize for lot in asked] == [2, 2]
+    assert all(len(lot["topics"]) <= 2 and lot["few"] is lot["rows"] is None for lot in asked)
+    reports = [lot for lot in lots if lot["asked"] is None]
+    assert [(lot["rows"], lot["topicless"], lot["keyless"]) for lot in reports] == [(4, 1, 1), (4, 1, 0)]
+    assert [lot["few"] is None for lot in reports] == [False, True]
+    census = packing.census_of(reports, {"topic": "'topic'", "key": "'key'"}, skip_null=True)
     assert (census.rows, census.topics, census.seconds, census.skipped_null) == (8, ("a", "b", "c"), (0, 5), 3)
     given = [lot if lot["few"] is not None else {"topics": lot["topics"], "asked": lot["asked"]} for lot in lots]
     held_ = replace(census, lookups=packing.lookups_in(given, census.topics))
@@ -212,7 +218,7 @@ def test_keys_are_counted_and_packed_in_lots(monkeypatch):
     expected["second_min"][expected["topic"] == 1] = 3
     assert held_.asked((0, 3, 0)).tolist() == distinct(expected).tolist()
     with pytest.raises(InvalidArgument, match="column 'topic' has 2 nulls"):
-        packing.census_of(lots, {"topic": "'topic'", "key": "'key'"}, skip_null=False)
+        packing.census_of(reports, {"topic": "'topic'", "key": "'key'"}, skip_null=False)
 
 
 def test_partitions_bound_memory_and_tasks_that_answer_are_few(life):

@@ -1,8 +1,8 @@
 """The keys of a bulk lookup in one pass: tasks hash, pack and count them; the driver gets them unless they are many.
 
-A task reports the rows and topics of each lot of its rows, with its packed lookups: few go to the driver with the
-
-report, more by a second job; very many go from task to task. Nulls are counted, other invalid rows fail the task.
+A task reports the rows and topics of each lot of its rows. A few packed lookups go to the driver with the report. More
+are rows of their own: they go to the driver by a second job, and very many go from task to task. Nulls are counted,
+other invalid rows fail the task.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ LOTS_SCHEMA = (
 )
 _LOTS = arrow_schema(LOTS_SCHEMA)
 _LOT_ROWS = 1 << 18
+# Most lookups of a row behind its lot's report: 0.9 MB, because Java's serialization holds 100 rows.
+_ASKED_ROWS = 1 << 15
 # Most lookups of a lot in its report: with thousands of tasks less than Spark's limit for a job's result.
 _FEW = 6_000
 # Most lookups that the driver and each Python worker hold: 56 MiB.
@@ -60,9 +62,10 @@ class KeysCensus:
 
 
 def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) -> Iterator[pa.RecordBatch]:
-    """Yield the lots (`LOTS_SCHEMA`) of rows (topic, key, begin, end); a topic is its place in the lot's `topics`.
+    """Yield the lots (`LOTS_SCHEMA`) of rows (topic, key, begin, end); a topic is its place in the `topics` of its row.
 
-    Raises as `lookups_of`; messages use `column` as the name of the keys.
+    A lot is a report. If it has more than a few lookups, rows with only `topics` and `asked` follow it. Raises as
+    `lookups_of`; messages use `column` as the name of the keys.
     """
     places: dict[str, int] = {}
 
@@ -84,9 +87,16 @@ def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) ->
         rows, topicless, keyless = (sum(one[part] for one in held) for part in range(3))
         lookups = distinct(np.concatenate([one[3] for one in held]))
         low, high = (int(lookups["second_min"].min()), int(lookups["second_max"].max())) if len(lookups) else (0, 0)
-        data, few = lookups.tobytes(), len(lookups) <= _FEW
-        of_lot = None if few else data, data if few else None
-        yield one_row(_LOTS, list(places), rows, topicless, keyless, low, high, *of_lot)
+        few = lookups.tobytes() if len(lookups) <= _FEW else None
+        yield one_row(_LOTS, list(places), rows, topicless, keyless, low, high, None, few)
+        if few is None:
+            names = list(places)
+            for start in range(0, len(lookups), _ASKED_ROWS):
+                asked = lookups[start : start + _ASKED_ROWS].copy()
+                # a row repeats only the topics that it needs
+                used, asked["topic"] = np.unique(asked["topic"], return_inverse=True)
+                topics = [names[place] for place in used.tolist()]
+                yield one_row(_LOTS, topics, None, None, None, None, None, asked.tobytes(), None)
 
 
 _TOPICS = f"the keys have more than {_MAX_TOPICS:,} topics"
@@ -110,17 +120,17 @@ def take_census(
         lots = keys.all_fields().mapInArrow(pack, LOTS_SCHEMA).persist(StorageLevel.DISK_ONLY)
     ending.enter_context(cleaned_up(lots.unpersist))
     with typed_errors("counting the keys"), watched(spark, "count", progress):
-        heads = [row.asDict() for row in lots.drop("asked").collect()]
+        heads = [row.asDict() for row in lots.where("asked IS NULL").drop("asked").collect()]
         census = replace(census_of(heads, keys.names, skip_null=skip_null), lots=lots)
         if census.rows > _MOST_HELD:
             return census
         large = any(row["few"] is None for row in heads)
-        rest = lots.where("few IS NULL").select("topics", "asked").collect() if large else []
+        rest = lots.where("asked IS NOT NULL").select("topics", "asked").collect() if large else []
     return replace(census, lookups=lookups_in([*heads, *(row.asDict() for row in rest)], census.topics))
 
 
 def census_of(lots: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, skip_null: bool) -> KeysCensus:
-    """Return the census of lots, without lookups; messages use `names` of fields. Raises `InvalidArgument`."""
+    """Return the census of lots' reports, without lookups; messages use `names` of fields. Raises `InvalidArgument`."""
     without_topic, without_key = sum(row["topicless"] for row in lots), sum(row["keyless"] for row in lots)
     for name, count in (("topic", without_topic), ("key", without_key)):
         if count and not skip_null:
@@ -152,9 +162,10 @@ TASK_SCHEMA = "task int, asked binary, wanted binary"
 
 
 def pack_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
-    """Yield the distinct lookups of each lot for the tasks that search."""
-    for lot in (row for batch in batches for row in batch.to_pylist()):
-        lookups = distinct(kept(lookups_in([lot], plan.topics), plan.kept_from))
+    """Yield the lookups of lots for the tasks that search; those of `_LOT_ROWS` or more are distinct."""
+    rows = (row for batch in batches for row in batch.to_pylist())
+    for held in gathered(rows, lambda row: len(row["asked"] or row["few"] or b"") // LOOKUP.itemsize, _LOT_ROWS):
+        lookups = distinct(kept(lookups_in(held, plan.topics), plan.kept_from))
         tasks, asked, wanted = [], [], []
         base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
         for task in range(len(plan.tasks)):
