@@ -58,7 +58,7 @@ class Lag:
 
 
 class Torn(NamedTuple):
-    """A range [begin, end) at the end of a source that is not a whole message, with its content and the reason."""
+    """A range [begin, end) that is no whole message, at the end of a source, with its content and the reason."""
 
     begin: int
     end: int
@@ -156,7 +156,7 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index; while the index refuses puts, waits at most `patience_s` seconds or until `stop`.
+    """Puts into one index; while the index refuses puts, waits until `stop` is set, at most `patience_s` seconds.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready.
     """
@@ -441,13 +441,13 @@ class Follower:
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics of the follower: for each name its meaning and its value."""
         lag, unit = self.source.lag(), self.source.unit
-        place = "Commit log offset up to which the source"
+        place = "Commit log offset up to which the source is indexed."
         if unit != "bytes":
-            place = "Sum over the partitions of the offset up to which each"
+            place = "Sum of the offsets up to which the partitions are indexed."
         seconds = math.nan if lag.seconds is None else lag.seconds
         archived = 0 if self.archiving is None else self.archiving.archived
         return {
-            f"follow_position_{unit}": (f"{place} is indexed.", self.position),
+            f"follow_position_{unit}": (place, self.position),
             f"follow_lag_{unit}": (f"{unit.capitalize()} behind the end of the source's log.", lag.bytes),
             "follow_lag_seconds": ("Seconds behind the newest message; NaN if unknown.", seconds),
             "follow_messages_total": ("Messages that were read.", self.messages),

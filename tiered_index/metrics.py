@@ -70,7 +70,7 @@ class StateCollector(Collector):
         yield _by("cache", "cache_bytes", "Bytes in caches in memory.", sizes)
         yield _one(
             "filter_false_positives_total",
-            "Reads of stored files that found no entry, although a cached filter did not exclude the key.",
+            "Reads that found no entry, of stored files whose cached filter did not exclude the key.",
             lookups.filter_false_positives,
         )
         yield from self._files()
