@@ -256,10 +256,10 @@ def ingest(
     If a file has grown, the command reads its new part. If its earlier part has changed, the command fails unless you
     pass --restart. stdin is read from its start each time. Lookups show an entry once, even if you put it twice.
 
-    Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command
-    reads it from its start, and reports it as rewritten. Kafka before 2.8 does not tell that a topic was created again.
-    There the command compares up to 100 records before its position with the index. If the index has none of them,
-    the command reads the partition from its start.
+    Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
+    it from its start, and reports it as rewritten. Kafka before 2.8 does not report that a topic was created again.
+    There the command reads up to 100 records before the partition's position. If the index has none of them, the
+    command reads the partition from its start.
 
     [bold]Examples[/bold]
 

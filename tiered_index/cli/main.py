@@ -62,7 +62,7 @@ _COMMANDS = {
 _ON_SPARK = {
     "spark.writing:build": "Build window tables from files or a commit log with Spark.",
     "spark.writing:merge": "Merge uploaded files into window tables, as `tiered-index merge`, with Spark.",
-    "spark.writing:compact": 'Compact the files that writers with the setting compaction = "spark" uploaded for it.',
+    "spark.writing:compact": 'Compact staged files: those that writers with compaction = "spark" uploaded uncompacted.',
     "spark.writing:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
     "spark.reading:lookup": "Look up every key of a file with Spark.",
     "spark.reading:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",

@@ -78,8 +78,8 @@ def verify(
     """Check all checksums of an index: local files, log records, checkpoints and objects.
 
     The command compares the log with the objects, and local copies with the objects. Without --deep it checks the size
-    and trailer of each object; with --deep every byte. Exit code 1: it has findings, and prints them. Exit code 3: the
-    storage did not answer. Objects that the log does not name are notes, not findings.
+    of each object, and the directory and metadata at its end; with --deep every byte. Exit code 1: it has findings, and
+    prints them. Exit code 3: the storage did not answer. Objects that the log does not name are notes, not findings.
 
     --repair prints a repair for each damaged or missing object. It also prints the topics and times of the entries that
     answers will lack. With --yes it applies the repairs. It restores an object from the first good copy: the root's
@@ -90,8 +90,8 @@ def verify(
     It restores an archived segment from another upload, --copy or --source. The bytes must match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
 
-    Each new object is verified before a log record names it. With --root, first stop its writer. Without --root
-    the writer may run. Readers and jobs may always run. Exit code 0: nothing is left to repair.
+    The command verifies each new object before a log record names it. Before --yes with --root, stop the root's writer.
+    Otherwise the writer may run. Readers and jobs may always run. Exit code 0: nothing is left to repair.
 
     [bold]Examples[/bold]
 

@@ -54,10 +54,10 @@ def recover(
 ) -> int:
     """Recover a root after a crash, a restore or a loss.
 
-    The command deletes unfinished files, and rebuilds hash chains. If a crash left a file in two states (such as
-    unsealed and compacted), it keeps the later one. Every command that writes does this at its start; `recover` does
-    only this, and prints a report. If the root is lost, pass a new one and --storage: the new root continues the index.
-    Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
+    The command deletes unfinished files, and rebuilds the hash tables of unsealed files. If a crash left a file in two
+    states (such as unsealed and compacted), it keeps the later one. Every command that writes does this at its start;
+    `recover` does only this, and prints a report. If the root is lost, pass a new one and --storage: the new root
+    continues the index. Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
 
     If the root or the storage was restored to an earlier state, or the root is a clone, the other commands refuse the
     root. `recover` makes the root match the storage: it uses the storage's source positions, and keeps the local

@@ -98,11 +98,11 @@ def compact(
     *,
     on: SparkOptions,
 ) -> int:
-    """Compact the files that writers with the setting compaction = "spark" uploaded for it.
+    """Compact staged files: those that writers with compaction = "spark" uploaded uncompacted.
 
-    Such files are called staged. One log record publishes all compacted files. Run the command by cron. Exit code 4: a
-    staged file is damaged; its writer compacts it instead. Exit code 3: a file failed because of storage or disk. The
-    command publishes the others, and the next run tries that file again.
+    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its
+    writer compacts it instead. Exit code 3: a file failed because of storage or disk. The command publishes the others,
+    and the next run tries that file again.
 
     [bold]Examples[/bold]
 
