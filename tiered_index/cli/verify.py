@@ -90,8 +90,9 @@ def verify(
     It restores an archived segment from another upload, --copy or --source. The bytes must match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
 
-    The command verifies each new object before a log record names it. Before --yes with --root, stop the root's writer.
-    Otherwise the writer may run. Readers and jobs may always run. Exit code 0: nothing is left to repair.
+    The command verifies each new object before a log record names it. With --root, stop the root's writer before you
+    pass --yes. Without --root or --yes the writer may run. Readers and jobs may always run. Exit code 0: nothing is
+    left to repair.
 
     [bold]Examples[/bold]
 
