@@ -8,6 +8,7 @@ from tests.demo.kafka import KEYS, main
 from tests.integration.cli.command_lines import run_here, run_script
 
 
+@pytest.mark.long
 def test_the_demo_of_kafka(tmp_path):
     outcome = run_script(
         *["--records", "12000", "--lookups", "60", "--json", "--quiet"],

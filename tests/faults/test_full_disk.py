@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,13 @@ from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable, TieredIndexError
 
 # every fourth call fails in one way here, each in both ways in long runs
-SHORT = {(errno.ENOSPC, 0), (errno.EIO, 4)}
+SHORT: dict[tuple[int, int], Any] = {(errno.ENOSPC, 0): (), (errno.EIO, 4): pytest.mark.long}
 
 
 @pytest.mark.parametrize(
     ("error", "first"),
     [
-        pytest.param(error, first, marks=() if (error, first) in SHORT else pytest.mark.slow)
+        pytest.param(error, first, marks=SHORT.get((error, first), pytest.mark.slow))
         for error in (errno.ENOSPC, errno.EIO) for first in range(8)
     ],
 )  # fmt: skip

@@ -49,6 +49,7 @@ def generated(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.long
 def test_a_generated_client_gets_the_answers_of_the_service(index, generated, tmp_path):
     token = add_token(tmp_path / "tokens.json", "shop", "read", None)
     with serving(index, tokens=tmp_path / "tokens.json") as client:

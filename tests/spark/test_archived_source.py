@@ -85,6 +85,7 @@ def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_pat
     assert plan.tasks == 0 and not plan.task_requests and plan.driver_requests
 
 
+@pytest.mark.long
 def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
     for source, error, message in (
         (
@@ -101,6 +102,7 @@ def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
             build(spark, source, storage=storage, config=CONFIG)
 
 
+@pytest.mark.long
 def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, storage, tmp_path):
     with open_storage(archived.uri) as stored:
         segment = min(states(archived.uri).archive.values(), key=lambda s: (s.store, s.start))

@@ -218,7 +218,7 @@ def test_what_index_and_source_disagree_about_is_told_once_each(
     assert all(json.loads(row["expected"]) for row in rows if row["kind"] != "extra")
 
 
-@pytest.mark.parametrize("kind", ["missing", "extra"])
+@pytest.mark.parametrize("kind", ["missing", pytest.param("extra", marks=pytest.mark.long)])
 def test_what_one_side_has_alone_is_told_once(
     spark: Any, copy: Path, table: pa.Table, tmp_path: Path, kind: str
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.spark.pages import programs, section
 
 
+@pytest.mark.long
 def test_the_programs_of_the_page_run(spark):
     names: dict[str, object] = {}
     for name, count in (("Data source `tiered_index`", 4), ("Data source `rocketmq_commitlog`", 2)):

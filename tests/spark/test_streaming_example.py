@@ -56,6 +56,7 @@ class Broker:
                 assert [Answer.of(item) for item in answer.items] == self.model.query("orders", key, max_count=None)
 
 
+@pytest.mark.long
 def test_the_program_of_the_page_runs(spark: Any) -> None:
     program = programs(section("spark-sql.md", "Streams into an index"))[0]
     exec(compile(program, "docs/spark-sql.md", "exec"), {})

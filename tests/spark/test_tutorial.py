@@ -31,6 +31,7 @@ def session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     spark.conf.set(_ZONE, zone)
 
 
+@pytest.mark.long
 def test_each_cell_prints_what_the_page_shows(session: Any) -> None:
     page = section("spark.md", "Step by step")
     cells = _CELL.findall(page)
