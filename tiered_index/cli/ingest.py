@@ -282,6 +282,8 @@ def ingest(
     """
     session.log_as(log_format)
     path = None if source.startswith(SCHEME) else local_path(source)
+    if path is not None and not path.exists():
+        raise InvalidArgument(f"{path}: No such file or directory")
     of_path = "a RocketMQ store" if path is not None and path.is_dir() else "a file"
     kind = "Kafka" if source.startswith(SCHEME) else of_path
     of_stores = [("a RocketMQ store", group) for group in (of_store, selected, archiving)]

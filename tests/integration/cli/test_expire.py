@@ -52,8 +52,8 @@ def test_a_dry_run_then_the_record(run_here, store):
 
     text = run_here("expire", *rule)
     assert re.search("entries +2\n", text.out) and re.search("mixed objects +1\n *mixed entries +1\n", text.out)
-    assert "other topics: expired before" in text.out
-    assert "debug-*: expired before" in text.out
+    assert "other topics: would expire before" in text.out
+    assert "debug-*: would expire before" in text.out
     assert "nothing was changed: pass --yes to apply" in text.out + text.err
 
     done = run_here("expire", *rule, "--yes", "--json")

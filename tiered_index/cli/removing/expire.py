@@ -63,7 +63,7 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     for horizon in plan.expired.horizons:
         for topics, ms in (*horizon.topics, ("other topics" if horizon.topics else "all topics", horizon.before_ms)):
             if ms:
-                session.out.line(f"{topics}: expired before {format_time(ms)}")
+                session.out.line(f"{topics}: {'expired' if yes else 'would expire'} before {format_time(ms)}")
     for pattern in plan.unknown_topics:
         session.out.remark(unknown_topic(pattern, plan.known_topics))
     if not yes:

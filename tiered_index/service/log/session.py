@@ -124,7 +124,7 @@ class LeaseWatch:
             found.pid,
             found.host,
             f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. If that writer is gone, "
-            f"`tiered-index recover --take-over` does not wait",
+            f"`tiered-index recover --take-over`, with --root and --storage, does not wait",
         )
 
 
