@@ -160,7 +160,10 @@ def test_a_live_writer_that_a_person_takes_over_is_fenced_and_keeps_its_files(he
     where = ("--root", "other", "--storage", STORE.format(here))
     with IndexService.open(root=here / "root", background=False) as old:
         refused = run_here("ingest", "source.ndjson", *where, *GEOMETRY, "--wait")
-        assert refused.code == 5 and "`tiered-index recover --take-over`, with --root and --storage, does not wait" in refused.err
+        assert (
+            refused.code == 5
+            and "`tiered-index recover --take-over`, with --root and --storage, does not wait" in refused.err
+        )
         assert "the writer is alive" in run_here("query", "orders", "order-1", *where[2:]).out
         assert run_here("recover", "--take-over", *where).code == 0
         old.put("orders", 0, "order-1", 1000, 9, 1_700_000_000_000)
