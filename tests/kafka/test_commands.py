@@ -74,6 +74,7 @@ def test_settings_come_out_of_a_file(run, tmp_path):
 
 
 def test_options_of_kafka_are_of_kafka(run, tmp_path):
+    (tmp_path / "messages.ndjson").touch()
     result = run("ingest", tmp_path / "messages.ndjson", "--key", "key", "--storage", "memory://x")
     assert result.exit_code == 2
     assert "--key is for Kafka" in result.output

@@ -200,6 +200,12 @@ def test_a_pipe_by_its_name_is_refused_at_once(run_here, made):
     assert done.code == 2 and f"{pipe} is a pipe or a device" in done.err and f"- and < {pipe}" in done.err
 
 
+@pytest.mark.parametrize("options", [(), ("--follow",), ("--archive-segments",), ("--key", "key")])
+def test_a_source_that_is_missing_is_no_file(run_here, made, tmp_path, options):
+    refused = run_here("ingest", tmp_path / "gone", *options, "--root", made.root, "--storage", made.uri)
+    assert (refused.code, refused.err) == (2, f"tiered-index: {tmp_path}/gone: No such file or directory\n")
+
+
 def test_a_closed_stdin_is_not_an_empty_one(made):
     command = [str(SCRIPT), "ingest", "-", "--root", str(made.root), "--storage", made.uri]
     done = subprocess.run(
