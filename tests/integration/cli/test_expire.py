@@ -60,6 +60,8 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert (done.code, done.document["status"], done.document["deleted"]["objects"]) == (0, "expired", 0)
     assert objects(store) == (2, 3, before[2] + 1)
     assert run_here("expire", *rule, "--yes", "--json").document["objects"] == []
+    weaker = run_here("expire", "--storage", store, "--set", "retention.age_s=9000d")
+    assert "other topics: expired before" in weaker.out and "would expire" not in weaker.out
 
     answer = run_here("query", "orders", "k", "--storage", store, "--json").document
     assert [item["offset"] for item in answer["items"]] == [10, 100]
