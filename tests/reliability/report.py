@@ -42,9 +42,11 @@ QUICK = {
 INTRO = """# Reliability
 
 This page helps you judge the engine's safety. It has the results of campaigns that try to break the
-[guarantees](../README.md#guarantees). `make reliability-report` runs all campaigns again (some hours), and writes this
-page. `make test` runs a small part of each campaign. `make mutants` checks the tests themselves: it puts defects into
-copies of the code, and each defect must turn a test red.
+[guarantees](../README.md#guarantees). `make reliability-report` runs all campaigns of the table again (some hours), and
+writes their part of this page. You can also run one campaign alone, so the table may have several commits. `make test`
+runs a small part of each campaign. `make mutants` checks the tests themselves: it puts defects into copies of the code,
+and each defect must turn a test red. Each past defect has a test in `tests/regressions`. The [soak](#soak) is a
+benchmark. [Kafka](kafka.md#tests) has a campaign of its own.
 
 After damage or a loss, see [Repair](restore.md#repair), [lost objects](restore.md#what-the-storage-lost), [restored
 roots](restore.md#a-root-from-a-backup) and [errors of the storage](troubleshooting.md#storageunavailable).
@@ -62,7 +64,7 @@ of failures:
 - *Durable entries lost*: an entry is missing, although a flush or the [durable
   position](glossary.md#stored-data) confirmed it.
 - *Wrong answers*: an answer differs from the *model*. The model is the list of entries that the test has put. A
-  `complete` answer that lacks entries is wrong, too.
+  `complete` answer that lacks entries is wrong, too. *Mutations* [does not check this](#mutations).
 - *Untyped errors*: a call fails with an exception that is not in `tiered_index/errors.py`.
 - *Hangs*: a call does not return in time.
 """
@@ -72,8 +74,8 @@ SAID = {
     "index, compares it with the model, and continues to write.\n"
     "\n"
     "In further runs one call fails (*fault*), or two to eight calls fail (*burst*). A crash follows. In a *double "
-    "crash*, a second crash interrupts the recovery. The campaign tries every single crash, 10 % of the faults, 3 % "
-    "of the bursts, and a random sample of the double crashes.\n"
+    "crash*, a second crash interrupts the recovery. The campaign tries all crashes that are not double. It tries "
+    "10 % of the faults and 3 % of the bursts. Of the double crashes it tries a random sample.\n"
     "\n"
     "A *crash state* is the index after one crash or a double crash. The table counts each crash state twice: "
     "once *by cause* and once *by scenario*. A scenario is a script that uses one part of an index. For example, "
@@ -86,16 +88,16 @@ SAID = {
     "- *memory*: a `MemoryError` in the caller's thread\n"
     "- *engine*: a `MemoryError` in a thread of the engine\n"
     "\n"
-    "*Signals* are timer signals at random moments, while background workers run.",
+    "In the row *signals* a timer interrupts the call at a random moment. Background workers run meanwhile.",
     "simulation": "A seed determines a whole run: the order of the threads and all faults. One thread runs at a time. "
     "The threads are writers on two hosts, readers, the life cycle and merges. Clocks jump, processes are killed, "
     "and calls to disk and storage fail. To repeat a run, pass its seed (`--seed 4711`).",
     "mutations": "The campaign changes bytes of one stored file. In nine of ten changes it also corrects the "
-    "checksums, so they match. Then it decodes the file. *End to end* counts the changes after which it also ran a "
-    "whole call or command. Each other row counts the changes to one format:\n"
+    "checksums, so they match. Then it decodes the file. *End to end* counts the changes after which the campaign also "
+    "ran a whole call or command. Each other row counts the changes to one format:\n"
     "\n"
-    "- The rows *commit log* to *bare files* are files of RocketMQ. Bare files are RocketMQ's index files without a "
-    "trailer.\n"
+    "- The rows from *commit log* down to *bare files* count files of RocketMQ. Bare files are RocketMQ's index files "
+    "without a trailer.\n"
     "- *marker* is `tiered_index.json` in the root.\n"
     "- *upload leftovers* are the files of an unfinished upload.\n"
     "- *database rows* are the objects of a `sqlite://` storage.\n"
@@ -114,9 +116,11 @@ SAID = {
     "*No response* leaves the connection open without a response. *Lost* requests and responses end with a closed "
     "connection. After *lost responses* and *no response after the work*, the server has done the work.\n"
     "\n"
-    "A *session* is one run of a writer. A new writer that takes over begins an *epoch*, and *fences* the earlier "
-    "writer. A *sweep* deletes orphans. Typed errors and partial answers are not failures: a call may fail while the "
-    "server is broken.",
+    "In a *session* a process opens the index, uses it, and closes it. The row *sessions of writers* counts only those "
+    "that opened the index. The row *typed errors of a session* counts the failed sessions of all processes, also "
+    "those that could not open it. A new writer that takes over begins an *epoch*, and *fences* the earlier writer. "
+    "A *sweep* deletes orphans. Typed errors and partial answers are not failures: a call may fail while the server is "
+    "broken.",
 }
 
 
