@@ -127,7 +127,7 @@ class Erasure:
     - `log_numbers` are the records that state the erasure and remove objects.
     - `scanned_*` count the scan of stored bytes at the end. `remaining` are objects that still hold entries or can't be
       read.
-    - `pending` are bytes that no record names: removed objects, unfinished uploads, staged objects.
+    - `pending` are bytes that the index does not use: removed objects, unfinished uploads, staged objects.
     - `unchecked` names places that the scan can't see. `to_do` names the next steps.
     - `unknown_topics` has the topic if no stored file had it; `known_topics` are the topics that files had.
     """
@@ -429,8 +429,8 @@ def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ..
         steps.append(f"{what}: run it again; `verify` lists damaged ones" if now else f"{what}: merge, or use --now")
     if known["pending"]:
         steps.append(
-            f"{len(known['pending'])} objects or uploads that no record names are still stored: run the command with "
-            f"--now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running. An "
+            f"{len(known['pending'])} objects or uploads that the index does not use are still stored: run the command "
+            f"with --now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running. An "
             f"unfinished upload is deleted after a day, a staged object after its compaction"
         )
     return tuple(steps)

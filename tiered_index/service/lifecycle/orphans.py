@@ -1,4 +1,4 @@
-"""Finds and deletes orphans: objects that no log record names, left by crashes or replaced by merges. Threads: any.
+"""Finds and deletes orphans: objects that the log does not name, left by crashes or replaced by merges. Threads: any.
 
 A new object may be published soon, and a reader may still use an object that was just merged. So nothing younger than
 `older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). A staged file is an
@@ -62,7 +62,7 @@ class Orphans:
 def find_orphans(
     storage: Storage, log: StorageLog, *, older_than_s: float = 86400.0, removed_s: float | None = None
 ) -> Orphans:
-    """Return objects that no record names and that are older than `older_than_s`.
+    """Return objects that the log does not name and that are older than `older_than_s`.
 
     Objects that records removed `removed_s` ago are included (None: `older_than_s` ago). Ages are by the storage's
     clock, because hosts' clocks differ. Raises `InvalidArgument`, and the errors of the storage.
