@@ -26,6 +26,7 @@ from tiered_index.service.lifecycle.copying import Copier, CopyReport, CopyStopp
 from tiered_index.service.lifecycle.orphans import Orphans
 from tiered_index.service.lifecycle.publication import JobOverdue
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import format_time
 
 _SWEEP_S = 3600.0
@@ -157,6 +158,6 @@ def _write_round(
         "requests": {"source": read.total.requests_by_kind, "target": written.total.requests_by_kind},
         "bytes_read": read.total.bytes_read + written.total.bytes_read,
         "bytes_written": written.total.bytes_written,
-        "cost_usd": read.total.cost_usd + written.total.cost_usd,
+        "cost_usd": rounded_usd(read.total.cost_usd + written.total.cost_usd),
     }
     show(session.out, document, without=("number", "index_id"), streamed=status != "copied")

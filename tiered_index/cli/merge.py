@@ -19,7 +19,7 @@ from tiered_index.service.merge.plan import MergeJob, MergeOptions
 from tiered_index.service.merge.run import estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
 from tiered_index.storage.opening import probe_put_if_absent
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.prices import PriceTable, rounded_usd
 
 
 def merge_options(given: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
@@ -76,7 +76,7 @@ def _totals(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "tables": sum(len(job["windows"]) for job in jobs),
         "entries": sum(job["entries"] for job in jobs),
         "requests": dict(requests),
-        "cost_usd": sum(job["cost_usd"] for job in jobs),
+        "cost_usd": rounded_usd(sum(job["cost_usd"] for job in jobs)),
     }
 
 

@@ -20,6 +20,7 @@ from tiered_index.spark.addresses import READ, WRITTEN, StorageAddress, counts_o
 from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.prices import rounded_usd
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -134,7 +135,7 @@ class JobMetrics:
     @property
     def cost_usd(self) -> float:
         """The estimated cost of all requests, in US dollars."""
-        return sum(stage.cost_usd for stage in self.stages)
+        return rounded_usd(sum(stage.cost_usd for stage in self.stages))
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics, JSON-ready."""

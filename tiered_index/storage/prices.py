@@ -12,6 +12,11 @@ _MOST_USD = 10**9
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
 
 
+def rounded_usd(amount: float) -> float:
+    """Return a sum of prices to 12 significant digits: further ones are errors of the additions."""
+    return float(f"{amount:.12g}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
     """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
@@ -48,7 +53,7 @@ class PriceTable:
         return int(min(most, self.get_per_1000_usd / 1000 / byte_usd)) if byte_usd else most
 
     def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
-        """Return the price of `requests` (operation -> count) and `bytes_read`."""
+        """Return the price of `requests` (operation -> count) and `bytes_read`, by `rounded_usd`."""
         total = bytes_read / 2**30 * self.egress_per_gib_usd
         for operation, count in requests.items():
             if operation in _FREE:
@@ -56,4 +61,4 @@ class PriceTable:
             else:
                 price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd
             total += count * price / 1000
-        return total
+        return rounded_usd(total)

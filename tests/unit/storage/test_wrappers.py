@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.service.lookup.budget import RequestStats
 from tiered_index.storage.base import PAGE, ObjectInfo
 from tiered_index.storage.context import sending
 from tiered_index.storage.memory import MemoryStorage
@@ -69,6 +70,15 @@ def test_a_listing_costs_a_request_a_page() -> None:
         assert sum(1 for _ in listing) == 2499
     assert usage.requests_by_kind == {"list": 3}
     assert usage.cost_usd == pytest.approx(3 * 0.005 / 1000)
+
+
+def test_costs_have_no_errors_of_additions() -> None:
+    prices = PriceTable()
+    costs = [prices.cost_usd({"get": count}, 0) for count in range(1, 1000)]
+    assert [repr(cost) for cost in costs] == [repr(count * 4 / 10**7) for count in range(1, 1000)]
+    three, one = RequestStats(3, 0, costs[2]), RequestStats(1, 0, costs[0])
+    assert ((three - one).cost_usd, RequestStats.of(three, one, one).cost_usd) == (8e-07, 2e-06)
+    assert prices.cost_usd({"get": 1, "put": 1, "list": 1}, 0) == 1.04e-05
 
 
 class Telling(MemoryStorage):

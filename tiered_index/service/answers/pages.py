@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from tiered_index.storage.prices import rounded_usd
 from tiered_index.types import Answer, FileReport, Provenance
 
 R = TypeVar("R", bound=Answer)
@@ -42,6 +43,6 @@ class PageTotals:
             "count": self.count,
             **more,
             "failed": [report.to_dict() for report in self.failed.values()],
-            "explain": {**self._costs, **(costs or {})},
+            "explain": {**self._costs, "cost_usd": rounded_usd(self._costs["cost_usd"]), **(costs or {})},
             **last.provenance(),
         }

@@ -18,7 +18,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, concatenate, first_answers
 from tiered_index.storage.context import Activation, active_context
 from tiered_index.storage.metering import Usage
-from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.types import Explain, FileReport
 
 # the longest time that a thread can wait; a longer bound counts as none
@@ -97,7 +97,7 @@ class RequestStats:
         return cls(
             sum([part.requests for part in parts]),
             sum([part.bytes for part in parts]),
-            sum([part.cost_usd for part in parts], 0.0),
+            rounded_usd(sum([part.cost_usd for part in parts], 0.0)),
         )
 
     @classmethod
@@ -109,7 +109,7 @@ class RequestStats:
         return cls(
             sum([usage.requests for usage in used]),
             sum([usage.bytes_asked for usage in used]),
-            sum([usage.cost_usd for usage in used], 0.0),
+            rounded_usd(sum([usage.cost_usd for usage in used], 0.0)),
             sum([usage.bytes_between for usage in used]),
         )
 
@@ -119,7 +119,7 @@ class RequestStats:
         return RequestStats(
             max(0, self.requests - other.requests),
             max(0, self.bytes - other.bytes),
-            max(0.0, self.cost_usd - other.cost_usd),
+            rounded_usd(max(0.0, self.cost_usd - other.cost_usd)),
         )
 
     def of_log(self) -> FileReport:
