@@ -68,7 +68,7 @@ def topics(
         pages = Pages(open_lookup, nothing, None, budget, every=False, within=within)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        show_rows(session.out, "", [one.to_dict() for one in answer.topics], most=len(answer))
+        show_rows(session.out, "", [one.to_dict() for one in answer.topics], most=len(answer), is_listed=False)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
@@ -105,7 +105,7 @@ def files(session: Session, service: ServiceOptions) -> int:
     broken = [file for file in listed if file["error"] is not None]
     session.out.answer(document)
     rows = [_row(file, "damaged" if file["file_id"] in damaged else "not read") for file in listed]
-    show_rows(session.out, "", rows, most=len(rows))
+    show_rows(session.out, "", rows, most=len(rows), is_listed=False)
     session.out.line(
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
@@ -238,7 +238,7 @@ def du(
             document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
     rows, totals = document["rows"], document["totals"]
     session.out.answer(document)
-    show_rows(session.out, "", rows, most=len(rows))
+    show_rows(session.out, "", rows, most=len(rows), is_listed=False)
     session.out.line(
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}; objects in the "
         f"storage cost ${totals['usd_a_month']:,.6f} a month at ${document['usd_per_gib_month']:g} a GiB"

@@ -34,6 +34,8 @@ _NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Wider than any table
 _WIDE = 100_000
+# Widest table, outside a terminal, that people can read
+_READABLE = 120
 # Exit code for a closed pipe
 CLOSED_PIPE = 141
 
@@ -205,13 +207,16 @@ class Output:
         *,
         title: str | None = None,
         right: Collection[str] = (),
+        is_listed: bool = False,
     ) -> None:
         """Write a table; columns in `right` are aligned to the right.
 
         On a terminal the table has its width, and cells may have several lines; elsewhere each row is one line.
+        `is_listed`: if the table is wider than the terminal, or than 120 columns elsewhere, write a list of the rows.
         """
         if self.as_json:
             return
+        rows = list(rows)
         # imported on use, as in `_table`, because loading is slow
         from rich.console import Console
 
@@ -220,9 +225,21 @@ class Output:
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
         terminal, width = (True, shutil.get_terminal_size().columns) if self._terminal else (None, _WIDE)
         console = Console(file=drawn, force_terminal=terminal, width=width, highlight=False)
-        console.print(_table(columns, rows, title, right))
+        table = _table(columns, rows, title, right)
+        if is_listed:
+            natural = console.measure(table, options=console.options.update(max_width=_WIDE)).maximum
+            if natural > (width if self._terminal else _READABLE):
+                self._list(columns, rows, title)
+                return
+        console.print(table)
         drawn.seek(0)
         self._write(drawn.read())
+
+    def _list(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+        """Write the cells of each row as fields, and a blank line."""
+        for number, row in enumerate(rows):
+            self.fields(dict(zip(columns, row, strict=True)), title=None if number else title)
+            self.line()
 
     def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
         """Write names and values, one a line, integers with separators; values of None are left out."""

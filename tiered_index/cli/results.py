@@ -68,15 +68,24 @@ def show_fields(
 
 
 def show_rows(
-    out: Output, title: str, rows: Sequence[Mapping[str, Any]], count: int | None = None, *, most: int = _ROWS
+    out: Output,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    count: int | None = None,
+    *,
+    most: int = _ROWS,
+    is_listed: bool = True,
 ) -> None:
-    """Write the first `most` of `rows` for people, as a table; `count`: number of all rows, if more than `rows`."""
+    """Write the first `most` of `rows` for people; `count`: number of all rows, if more than `rows`.
+
+    They are a table or, if that is too wide and `is_listed`, a list.
+    """
     cells = [{name: shown(name, _length(value)) for name, value in row.items()} for row in rows[:most]]
     names = [name for name in dict.fromkeys(itertools.chain(*cells)) if any(row.get(name) for row in cells)]
     numbers = {label(name) for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
     if cells:
         table = [[row.get(name) for name in names] for row in cells]
-        out.table([label(name) for name in names], table, title=title or None, right=numbers)
+        out.table([label(name) for name in names], table, title=title or None, right=numbers, is_listed=is_listed)
     if rest := (len(rows) if count is None else count) - len(cells):
         out.line(f"and {rest:,} more {title}")
 
@@ -96,7 +105,7 @@ def shown(name: str, value: Any) -> str | None:
         named = {each: name if name == _REQUESTS else each for each in value}
         members = {label(each): shown(named[each], member) for each, member in value.items()}
         return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         texts = [": ".join(map(str, member)) if isinstance(member, list) else str(member) for member in value]
         return listed(texts, _TEXTS)
     if isinstance(value, bool):
@@ -115,7 +124,7 @@ def shown(name: str, value: Any) -> str | None:
 
 def _length(value: Any) -> Any:
     """Return the length of a list that does not fit into a cell, any other value as it is."""
-    return len(value) if isinstance(value, list) and value and not isinstance(value[0], str) else value
+    return len(value) if isinstance(value, list | tuple) and value and not isinstance(value[0], str) else value
 
 
 def _is_part(value: Any) -> bool:

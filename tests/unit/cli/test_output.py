@@ -62,6 +62,25 @@ def test_a_table_fits_a_terminal_and_has_a_line_for_each_row_elsewhere(terminal,
         assert [[f"long-{n:050d}", "x" * 50, str(n)] for n in range(2)] == [line.split() for line in lines[-3:-1]]
 
 
+@pytest.mark.parametrize(("columns", "is_table"), [(None, True), (30, False), (200, True)])
+def test_a_table_that_would_be_too_wide_is_a_list(columns, is_table, capsys, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: columns is not None)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Output(as_json=False)
+    rows = [("data/0017", "uploaded", None), ("data/0018", "uploaded", "gone")]
+    out.table(("file", "place", "problem"), rows, title="findings", is_listed=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    listed = (
+        "findings\n  file     data/0017\n  place    uploaded\n\n"
+        "  file     data/0018\n  place    uploaded\n  problem  gone\n\n"
+    )
+    assert (text == listed) == (not is_table)
+    out.table(("file", "place"), [("x" * 100, "y" * 30)], is_listed=True)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert shown.startswith(f"  file   {'x' * 100}\n  place") == (columns != 200)
+
+
 @pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-"), ("ascii", "-")])
 def test_a_table_is_drawn_in_what_stdout_can_write(encoding, rule, monkeypatch):
     written = io.BytesIO()
