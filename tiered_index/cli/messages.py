@@ -22,7 +22,7 @@ from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
 from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
+from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset_msg_id
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
@@ -119,6 +119,16 @@ _FOUND = 1
 _RECORD = "kafka:"
 
 
+def _check_id(msg_id: str) -> None:
+    """Raise `InvalidArgument`, which names the forms of an ID, unless it is an offset message id."""
+    try:
+        decode_offset_msg_id(msg_id)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"{error}; give such an id, kafka:TOPIC/PARTITION/OFFSET, or --topic and a unique key"
+        ) from error
+
+
 def _record_at(
     stack: contextlib.ExitStack, reader: IndexReader | None, options: KafkaClientOptions, text: str
 ) -> Callable[[], Fetched]:
@@ -201,6 +211,8 @@ def message(
         )
     if cursor is not None and topic is None:
         raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
+    if client is None and msg_id is not None and topic is None and not msg_id.startswith(_RECORD):
+        _check_id(msg_id)
     with contextlib.ExitStack() as stack:
 
         def open_lookup() -> Callable[..., MessagesResult]:

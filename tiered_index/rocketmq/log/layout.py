@@ -201,7 +201,7 @@ def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
     except ValueError:
         packed = b""
     if len(packed) not in (16, 28):
-        raise InvalidArgument(f"{msg_id!r:.80} is not a message id: it needs 32 or 56 hexadecimal digits")
+        raise InvalidArgument(f"{msg_id!r:.80} is not an offset message id, which has 32 or 56 hexadecimal digits")
     host, offset = unpack_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
     if offset < 0 or not 0 <= host.port <= _MAX_PORT:
         raise InvalidArgument(f"{msg_id} is not an offset message id: it names no place in a commit log")
