@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from urllib.parse import SplitResult, unquote
+from urllib.parse import SplitResult, quote, unquote
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
@@ -225,7 +225,10 @@ def absolute_path(given: str | Path) -> Path:
 def local_path(uri: SplitResult, example: str) -> Path:
     """Return the absolute path that a storage's URI names. Raises `ConfigError`, which shows an `example`."""
     if uri.netloc not in {"", "localhost"}:
-        raise ConfigError(f"{uri.scheme}://{uri.netloc}... is not absolute: write {example}")
+        given = f"{uri.netloc}{uri.path}"
+        # with a colon it is perhaps a port, a drive, or SQLite's name of a database in memory
+        near = "" if ":" in given else f"; did you mean {uri.scheme}://{quote(str(absolute_path(unquote(given))))}?"
+        raise ConfigError(f"{uri.scheme}://{given} is not absolute: write {example}{near}")
     path = unquote(uri.path)
     if not path.startswith("/") or "\0" in path:
         names = "is" if uri.scheme == "file" else "names a file,"

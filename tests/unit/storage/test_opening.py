@@ -132,7 +132,11 @@ def test_amazons_own_endpoint_keeps_botocores_style(monkeypatch: pytest.MonkeyPa
         ("sqlite:///", "names a file"),
         ("sqlite:///dir/", "names a file"),
         ("sqlite://file.db", "is not absolute"),
-        ("sqlite://:memory:", "is not absolute"),
+        ("sqlite://:memory:", "^sqlite://:memory: is not absolute: write sqlite:///file.db$"),
+        (
+            "file://cold/a%20b",
+            f"^file://cold/a%20b is not absolute: .* did you mean file://{Path.cwd()}/cold/a%20b[?]$",
+        ),
         ("sqlite:///file%00.db", "names a file"),
         ("sqlite:///file.db?mode=ro", "'mode'"),
         ("sqlite:///file.db#part", "fragment"),
