@@ -195,12 +195,14 @@ def _parsed(parse: Callable[[str], int], name: str, value: Any) -> Any:
     """Parse a setting in a table. Raises `ValueError` naming the setting, also for an age without a unit."""
     if isinstance(value, bool):
         value = str(value).lower()  # pydantic would convert it to 1 or 0
-    if isinstance(value, int | float):
+    is_number = isinstance(value, int | float)
+    if is_number:
         value = f"{value:g}" if isinstance(value, float) else str(value)
     try:
         return parse(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        hint = " as text; in Python, the class Retention takes seconds" if is_number else ""
+        raise ValueError(f"{name}: {error}{hint}") from error
 
 
 def in_our_words(error: ErrorDetails) -> str:

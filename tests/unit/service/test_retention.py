@@ -181,6 +181,9 @@ def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
         with pytest.raises(ConfigError) as caught:
             IndexConfig.load(file)
         assert str(caught.value).startswith(f"{file}: setting retention.{setting} has no unit: give ")
+    for age_s, hint in {365: " as text; in Python, the class Retention takes seconds", "365": ""}.items():
+        with pytest.raises(ConfigError, match=f"age_s: '365' has no unit: give 365d, 365h, 365m or 365s{hint}$"):
+            IndexConfig(retention={"age_s": age_s})
     file.write_text('[retention]\nage_s = "a week"')
     with pytest.raises(ConfigError, match=r"index\.toml: setting retention\.age_s: 'a week' is not a duration"):
         IndexConfig.load(file)
