@@ -81,7 +81,7 @@ def inputs(machine: dict[str, Any], sizes: Sizes) -> str:
     entries, steps = max(sizes), sizes[max(sizes)]
     command = "`make bench-billion`"
     rows = [
-        (name, f"{entries / cpu_s(steps[step]):.0f}", "entries a CPU second", f"{command}, {step}")
+        (name, f"{entries / cpu_s(steps[step]):,.0f}", "entries a CPU second", f"{command}, {step}")
         for name, step in (("build", "build"), ("merge", "merge to 30 days"))
     ]
     stored = steps["delete the merged tables"]["stored_bytes"] / entries
