@@ -1,6 +1,8 @@
 """Log records and checkpoints as bytes, their order, leases as objects."""
 
 import json
+import os
+import socket
 import threading
 from dataclasses import replace
 
@@ -511,3 +513,22 @@ def test_a_lease_belongs_to_the_lock_of_a_root(clock, shared):
     claim(shared, "begun anew", place="here")
     with pytest.raises(LockHeld):
         claim(shared, "a", place="a copy")
+
+
+def test_a_killed_process_of_this_host_is_not_called_a_writer(clock, shared, monkeypatch):
+    Lease(shared, 1, "a", clock, 60)
+    with pytest.raises(LockHeld, match=r"is being written by this process .* its lease ends in 60 s"):
+        claim(shared, "b")
+
+    def kill(pid, number):
+        assert number == 0
+        raise ProcessLookupError
+
+    monkeypatch.setattr("tiered_index.service.log.session.os.kill", kill)
+    with pytest.raises(LockHeld, match=r"This host has no such process now.* ends in 60 s; .*--take-over") as held:
+        claim(shared, "b")
+    assert "is being written" not in str(held.value)
+    assert (held.value.pid, held.value.host) == (os.getpid(), socket.gethostname())
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    with pytest.raises(LockHeld, match="is being written by process"):
+        claim(shared, "b")

@@ -119,13 +119,34 @@ class LeaseWatch:
         left_s = (found.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
         if waits and not was_renewed and age_ms <= -found.ttl_ms:
             return left_s
+        take_over = "`tiered-index recover --take-over`, with --root and --storage, does not wait"
+        if _has_ended(found):
+            raise LockHeld(
+                f"{self._storage.uri} has the lease of process {found.pid} on {found.host}, with another root. This "
+                f"host has no such process now: it probably was killed. The lease ends in {left_s:.0f} s; {take_over}",
+                pid=found.pid,
+                host=found.host,
+            )
         raise LockHeld.by(
             self._storage.uri,
             found.pid,
             found.host,
             f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. If that writer is gone, "
-            f"`tiered-index recover --take-over`, with --root and --storage, does not wait",
+            f"{take_over}",
         )
+
+
+def _has_ended(found: _Found) -> bool:
+    """Return whether the holder's host is this one, and has no such process. A container does not see all processes."""
+    if found.host != socket.gethostname():
+        return False
+    try:
+        os.kill(found.pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass  # the process of another user
+    return False
 
 
 def writer_of(storage: Storage) -> Writer | None:
