@@ -13,7 +13,7 @@
 | open it again   | `IndexClosed` |
 
 Every class has an `exit_code`, the exit status of the command line. A failure is never reported as success, as `None`
-or as a shorter answer.
+or as a shorter answer. Other modules define subclasses, such as `MergeOvertaken`; docs/troubleshooting.md names them.
 """
 
 from __future__ import annotations
