@@ -59,8 +59,8 @@ def parse_bytes(text: str) -> int:
 class Retention:
     """The rule by which entries expire: ages, for all topics or by topic, and a limit of bytes.
 
-    In settings, ages have a unit, such as ``7d``; bytes are a number or, for example, ``100GiB``. Raises `ConfigError`
-    for an impossible value.
+    Arguments of this class are seconds and bytes. In a dict, a file or a variable, ages have a unit, such as ``7d``;
+    bytes are a number or, for example, ``100GiB``. Raises `ConfigError` for an impossible value.
     """
 
     # Age at which entries expire; None: never.
@@ -175,6 +175,12 @@ class Expired:
     def before_ms(self, topic: str) -> int:
         """Return the time before which a topic's entries have expired; 0: none has."""
         return max([horizon.of_topic(topic) for horizon in self.horizons], default=0)
+
+    def limits(self) -> dict[str | None, int]:
+        """Return the time before which entries have expired, for each pattern of topics, and for others by None."""
+        patterns = sorted({pattern for horizon in self.horizons for pattern, _ in horizon.topics})
+        others = max([horizon.before_ms for horizon in self.horizons], default=0)
+        return {**{pattern: self.before_ms(pattern) for pattern in patterns}, None: others}
 
     def begin_of(self, topic: str) -> int:
         """Return the epoch second before which all entries of a topic have expired or were erased."""

@@ -41,7 +41,7 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     if not config.retention.any:
         raise ConfigError("no rule is given: --set retention.age_s=365d, for example, or a file with retention")
     with open_stored_index(config) as index:
-        known = index.log.state.expired.horizons
+        known = index.log.state.expired
         plan, gone = expire_index(
             index.storage, index.log, config.retention, index.clock, yes=yes, settings=ColdSettings.of(config)
         )
@@ -61,11 +61,14 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
             **index.costs,
         }
     show(session.out, document, without=("expired", "unknown_topics"))
-    for horizon in plan.expired.horizons:
-        said = "expired" if yes or horizon in known else "would expire"
-        for topics, ms in (*horizon.topics, ("other topics" if horizon.topics else "all topics", horizon.before_ms)):
-            if ms:
-                session.out.line(f"{topics}: {said} before {format_time(ms)}")
+    limits = plan.expired.limits()
+    for pattern, ms in limits.items():
+        topics = pattern or ("other topics" if len(limits) > 1 else "all topics")
+        known_ms = known.limits()[None] if pattern is None else known.before_ms(pattern)
+        if ms:
+            session.out.line(
+                f"{topics}: {'expired' if yes or ms <= known_ms else 'would expire'} before {format_time(ms)}"
+            )
     for pattern in plan.unknown_topics:
         session.out.remark(unknown_topic(pattern, plan.known_topics))
     if not yes:
