@@ -70,7 +70,7 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
         f"{f'{failed:,} failed, ' if failed else ''}{more}"
         f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}"
         f"{f' ({human_bytes(gap_bytes)} between slot groups)' if gap_bytes else ''}, "
-        f"{sum(page.elapsed_ms for page in pages):.1f} ms"
+        f"{sum(page.elapsed_ms for page in pages):.1f} ms elapsed"
     )
     out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
 
