@@ -178,7 +178,9 @@ class IndexReader(Lookups[ItemT]):
         opening and at each refresh. The bounds of the caches apply to all indexes together.
 
         `timeout_s` bounds the opening in seconds; without it the time-outs of the storages apply. `item_type` is the
-        class of the entries. The environment supplies settings that you do not give, unless `environment` is false.
+        class of the entries. `settings` are fields of `IndexConfig` by name, such as `cache_dir="/data/cache"`;
+        docs/settings.md lists all. The environment supplies settings that you do not give, unless `environment` is
+        false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
         `ConfigError`, `InvalidArgument`, and `BudgetExceeded` after `timeout_s`.
