@@ -303,7 +303,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
             "keys of a record": ", ".join(KEYS),
             "rate after the kill": f"{human_count(figures['records_per_s'])} records/s, "
             f"{human_count(figures['entries_per_s'])} entries/s",
-            "kills survived": f"1 (went on at record {human_count(figures['resumed_from'])})",
+            "kills survived": f"1 (went on after the {human_count(figures['resumed_from'])} records that were on disk)",
             "records lost": figures["records_lost"],
             "records doubled": figures["records_doubled"],
             "left at the brokers": f"{figures['records_at_brokers']} records",
