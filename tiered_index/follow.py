@@ -21,6 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.retention import Expired
+from tiered_index.service.answers.validation import distinct_topics
 from tiered_index.service.index import IndexService
 
 __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
@@ -158,13 +160,15 @@ class Stopped(TieredIndexError):
 class PatientPut:
     """Puts into one index; while the index refuses puts, waits until `stop` is set, at most `patience_s` seconds.
 
-    `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready.
+    `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready. `expired` counts the entries that
+    lookups leave out, because they are older than the retention.
     """
 
     index: IndexService
     patience_s: float
     stop: threading.Event = field(default_factory=threading.Event)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
+    expired: int = 0
     _unflushed: int = 0
 
     def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
@@ -182,12 +186,28 @@ class PatientPut:
                     raise Stopped("stopped while a put waited for space") from None
                 if not self.flush():
                     self.stop.wait(_PUT_PAUSE_S)
-        if put and len(self.quarantined) < FIRST:
-            self._note_quarantined(columns)
+        if put:
+            self.expired += self._count_expired(columns)
+            if len(self.quarantined) < FIRST:
+                self._note_quarantined(columns)
         self._unflushed += put
         if self._unflushed >= _FLUSH_ENTRIES:
             self.flush()
         return put
+
+    def _count_expired(self, columns: Any) -> int:
+        expired, rule = self.index.expired, self.index.config.retention
+        if rule.any:
+            # the index's next round records it
+            expired = expired.joined(Expired((rule.horizon(time.time_ns() // 10**6),)))
+        if not expired.latest_ms:
+            return 0
+        times_ms = np.asarray(columns["timestamp_ms"]) // 1000 * 1000
+        if int(times_ms.min()) >= expired.latest_ms:
+            return 0
+        numbers, topics = distinct_topics(columns["topic"])
+        before_ms = np.array([expired.before_ms(topic) for topic in topics])
+        return int(np.count_nonzero(times_ms < before_ms[numbers]))
 
     def _note_quarantined(self, columns: Any) -> None:
         now_s, settings = time.time(), self.index.config

@@ -137,6 +137,7 @@ def ingest_followed(
             **follower.to_dict(),
             ingest_s=taken_s,
             entries_per_s=round(follower.entries / taken_s) if taken_s else None,
+            expired=follower.put.expired,
             quarantined_first=[{**m, "where": _where(source, m)} for m in follower.put.quarantined],
             **getattr(source, "counts", dict)(),
         )
@@ -156,6 +157,7 @@ _SECONDS_OF_TODAY = 10**10
 _COUNTS = {
     "skipped": "messages",
     "quarantined": "entries with an implausible time",
+    "expired": "entries older than the retention: lookups leave them out",
     "hidden": "prepared or rolled back",
     "left_out": "of other topics, RocketMQ's own, or without a key",
     "no_json": "no JSON",
@@ -182,7 +184,7 @@ def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = Fal
         "lost": f"{document['loss_count']:,} ranges, named above" if document.get("loss_count") else None,
         "torn": f"{torn['begin']} to {torn['end']}, {torn['what']} at the end of the log" if torn else None,
         "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
-        "time": human_seconds(document["elapsed_s"]),
+        "elapsed": human_seconds(document["elapsed_s"]),
         "files": states(document["files"]) or "none",
     }
     show_put(out, document, fields, streamed=streamed)

@@ -367,6 +367,7 @@ def ingest(
             skipped=taken.skipped,
             skipped_reasons=dict(taken.skipped_reasons.most_common()),
             skipped_first=taken.skipped_first,
+            expired=taken.patient.expired,
             quarantined_first=taken.quarantined,
             ingest_s=taken_s,
             entries_per_s=round(taken.entries / taken_s) if taken_s else None,

@@ -36,7 +36,7 @@ from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.retention import NOTHING
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.answers.validation import (
     batch_columns,
     check_keys,
@@ -194,8 +194,9 @@ class IndexService(Lookups[ItemT]):
     ) -> IndexService[ItemT]:
         """Open an index for writing. Create it if it does not exist, and recover after a crash.
 
-        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...). The environment supplies settings that you
-        do not give, unless `environment` is false.
+        Give an `IndexConfig`, or settings by name: `root`, `storage` and other fields of `IndexConfig`, such as
+        `seal_after_s=600`. docs/settings.md lists all. The environment supplies settings that you do not give, unless
+        `environment` is false.
 
         Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`, `LockHeld` (another writer has the root or the index),
         `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
@@ -382,6 +383,11 @@ class IndexService(Lookups[ItemT]):
     def hash_rule(self) -> HashRule:
         """The hash rule of new entries."""
         return self._rule
+
+    @property
+    def expired(self) -> Expired:
+        """The expired and erased entries, as the storage's log states them."""
+        return self._session.expired
 
     @property
     def recovery_notes(self) -> tuple[str, ...]:

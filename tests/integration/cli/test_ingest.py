@@ -384,3 +384,19 @@ def test_a_file_with_a_name_of_its_own_may_move(run_here, made, tmp_path):
     write_source(moved, 50, 60)
     assert run_here("ingest", moved, *where).document["messages"] == 10
     assert run_here("ingest", "-", *where).code == 2
+
+
+def test_entries_older_than_the_retention_are_counted(run_here, made):
+    fresh = {**message(9), "timestamp_ms": time.time_ns() // 10**6}
+    made.source.write_text("".join(json.dumps(one) + "\n" for one in (message(0), message(1), fresh)))
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--wait")
+    rule = ("--set", "retention.topics.orders=365d")
+    assert run_here(*where, *rule, "--json").document["expired"] == 2
+    assert found(made, "payments", "k0") == [0] and found(made, "payments", "k9") == [9]
+    assert found(made, "orders", "k1") == []
+    # the log has the rule now
+    again = run_here(*where, "--restart")
+    assert re.search("^  expired +2 entries older than the retention: lookups leave them out$", again.out, re.MULTILINE)
+    made.source.write_text(json.dumps(fresh) + "\n")
+    later = run_here(*where, "--restart")
+    assert later.code == 0 and "retention" not in later.out

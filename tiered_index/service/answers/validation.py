@@ -252,7 +252,7 @@ def batch_columns(
     if unknown := [name for name in given if name not in (*names, "topic_id")]:
         raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
     keys = None if hashed else _text("key", given["key"])
-    topic_index, distinct = _topics(given["topic"])
+    topic_index, distinct = distinct_topics(given["topic"])
     count = len(topic_index) if keys is None else len(keys)
     columns: Columns = {name: _number(name, given[name]) for name in key_names} if hashed else {}
     given_ids: list[tuple[int, str]] = []
@@ -378,8 +378,8 @@ def _text(name: str, values: Any) -> Any:
     return pa.array([], pa.large_string())  # a column without a row may have any type
 
 
-def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
-    """Return the number of each row's topic, and the distinct topics."""
+def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
+    """Return the number of each row's topic, and the distinct topics. Raises `InvalidArgument`."""
     text = _text("topic", values)
     if isinstance(text, list):
         given = list(dict.fromkeys(text))
