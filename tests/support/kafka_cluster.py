@@ -7,30 +7,29 @@ batches as a real one does by its retention.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 
-__all__ = ["PARTITIONS", "Cluster", "Producing", "kafka_cluster"]
+from tests.support.child import Child
 
 PARTITIONS = 4
 _NUMBER = re.compile("-?[0-9]+")
 
 
-@dataclass
-class Cluster:
-    """The brokers at the addresses `servers`."""
+class Cluster(Child):
+    """The brokers at the addresses `servers`, in a process that ends with the context."""
 
-    servers: str
-    _process: subprocess.Popen[str]
+    def __init__(self, brokers: int) -> None:
+        super().__init__("-m", "tests.support.kafka_cluster", str(brokers), stderr=subprocess.DEVNULL)
+        self.servers = self.line()
+        assert self.servers, "the mock cluster did not start"
 
     def create(self, topic: str) -> None:
         """Make a topic, with an id of its own."""
@@ -81,29 +80,13 @@ class Cluster:
         self._obey("broker_set_host_port", broker, "127.0.0.1", port)
 
     def _obey(self, *words: object) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(*words, file=self._process.stdin, flush=True)
-        assert self._process.stdout.readline().strip() == "0", words
+        self.tell(" ".join(map(str, words)))
+        assert self.line() == "0", words
 
 
-@contextlib.contextmanager
-def kafka_cluster(brokers: int = 1) -> Iterator[Cluster]:
-    """Yield a cluster, which ends with the context."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.kafka_cluster", str(brokers)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            servers = process.stdout.readline().strip()
-            assert servers, "the mock cluster did not start"
-            yield Cluster(servers, process)
-        finally:
-            process.stdin.close()
+def kafka_cluster(brokers: int = 1) -> Cluster:
+    """Start a cluster, which ends with the context."""
+    return Cluster(brokers)
 
 
 class Producing:

@@ -13,13 +13,13 @@ import contextlib
 import http.client
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from tests.support.child import Child
 from tiered_index.errors import StorageUnavailable
 
 SECRET_KEY = "testing-secret-key"
@@ -85,28 +85,12 @@ class S3Server:
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
     """Start a server, yield it once it answers, stop it. Raises `StorageUnavailable` where it does not start."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        for line in process.stdout:  # other lines: notices of libraries
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    with Child("-W", "ignore", "-c", _SERVE, env=environment, stderr=subprocess.DEVNULL) as child:
+        for line in child.said:  # other lines: notices of libraries
             if line.startswith("port "):
                 break
         else:
-            status = process.wait(_TIMEOUT_S)
+            status = child.process.wait(_TIMEOUT_S)
             raise StorageUnavailable(f"the embedded S3 server did not start (exit status {status})")
         yield S3Server(f"http://127.0.0.1:{int(line.split()[1])}")
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(_TIMEOUT_S)
-        process.stdout.close()

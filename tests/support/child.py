@@ -1,0 +1,57 @@
+"""A process beside this one that is asked and answers by lines, and ends with its stdin."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+_TOP = Path(__file__).parents[2]
+_LIMIT_S = 60
+
+
+class Child:
+    """A Python process; `asked` is its stdin, `said` its stdout. One thread asks it."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        pipe, command = subprocess.PIPE, (python, *arguments)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=env, cwd=_TOP)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.asked, self.said = self.process.stdin, self.process.stdout
+
+    def tell(self, line: str) -> None:
+        """Write a line."""
+        self.asked.write(line + "\n")
+        self.asked.flush()
+
+    def line(self) -> str:
+        """Return the next line that it writes, nothing where it has ended."""
+        return self.said.readline().rstrip("\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, by its stdin or else by a kill."""
+        with contextlib.suppress(BrokenPipeError):
+            self.asked.close()
+        try:
+            self.process.wait(_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.said, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
