@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.google_server import GoogleServer, error, google_server
+from tests.support.google_server import GoogleServer, google_server
+from tests.support.object_store import Reply, error
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ConfigError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
@@ -30,7 +31,7 @@ def google() -> Iterator[GoogleServer]:
 def uri(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(NO_KEY))
     bucket = f"bucket-{uuid.uuid4().hex}"
-    google.buckets[bucket] = {}
+    google.buckets.add(bucket)
     google.requests.clear()
     google.failures.clear()
     return f"gs://{bucket}/some/prefix?endpoint_url={google.endpoint_url}"
@@ -72,7 +73,8 @@ def test_a_large_upload_is_written_in_chunks(uri: str, google: GoogleServer) -> 
         storage.complete_upload(handle, [storage.upload_part(handle, n + 1, body) for n, body in enumerate(bodies)])
         assert storage.get("large") == b"".join(bodies)
         assert list(storage.list_uploads()) == list(storage.foreign_keys()) == []
-    assert [*google.buckets[uri.split("/")[2]]] == ["some/prefix/large"]
+    bucket = uri.split("/")[2]
+    assert [name for name in google.objects if name.startswith(bucket)] == [f"{bucket}/some/prefix/large"]
 
 
 def test_an_index_in_the_storage(uri: str, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_wrong_set_ups_raise_typed_errors(uri: str, monkeypatch: pytest.MonkeyPa
 def test_redirects_to_another_host_are_refused(uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with google_server() as other, open_storage(uri) as storage:
         elsewhere = other.endpoint_url.replace("127.0.0.1", "localhost")
-        monkeypatch.setattr(google, "answer", lambda *_: (307, b"", {"Location": f"{elsewhere}/b/a"}))
+        monkeypatch.setattr(google, "answer", lambda *_: Reply(307, headers=(("Location", f"{elsewhere}/b/a"),)))
         for call in (lambda: storage.get("a"), lambda: storage.put("a", b"x"), lambda: list(storage.list())):
             google.requests.clear()
             with pytest.raises(StorageMisconfigured, match=r"redirects to a host|: 307 "):
@@ -135,8 +137,10 @@ def test_requests_of_an_upload_are_counted(uri: str, google: GoogleServer, size:
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2000])
 def test_requests_of_a_listing_are_counted(uri: str, google: GoogleServer, count: int) -> None:
     storage = MeteredStorage(open_storage(uri))
-    objects = google.buckets[uri.split("/")[2]]
-    objects.update({f"some/prefix/log/{number:05}": (b"", 1, 1e9) for number in range(count)})
+    place = f"{uri.split('/')[2]}/some/prefix/log"
+    google.answer("PUT", f"/{place}/", {}, b"")
+    stored = google.objects.pop(place)
+    google.objects |= {f"{place}/{number:05}": stored for number in range(count)}
     assert len([*storage.list("log/")]) == count
     assert storage.total.requests == len(google.requests)
 
