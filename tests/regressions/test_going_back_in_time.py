@@ -425,7 +425,7 @@ def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
     life.keep("storage")
     life.keep("root")
     life.write(10, upload=True)
-    source, target = LocalStorage(life.folder / "storage"), MemoryStorage(clock=life.clock)
+    source, target = LocalStorage(life.folder / "storage"), LocalStorage(life.folder / "target")
     following = Copier(source, target, life.clock)
     following.open()
     following.run_once()
@@ -435,6 +435,9 @@ def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
     for copier in (following, Copier(source, target, life.clock)):
         with pytest.raises(StorageBehind):
             copier.open() if copier is not following else copier.run_once()
+    # the command does not try again
+    done = run_here("copy", "--from", source.uri, "--to", target.uri, "--follow", "--json")
+    assert (done.code, done.error["type"]) == (StorageBehind.exit_code, "StorageBehind")
     fresh = MemoryStorage(clock=life.clock)
     copier = Copier(source, fresh, life.clock)
     copier.open()
