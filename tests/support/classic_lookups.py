@@ -8,8 +8,6 @@ from tests.support.classic_writer import ClassicIndex, ClassicIndexFile, _entry,
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.classic import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
 
-__all__ = ["MAX_COUNT", "ClassicAnswer", "find", "find_in", "is_time_matched", "query", "select_offsets"]
-
 # The broker's bound of a lookup (`maxMsgsNumBatch`)
 MAX_COUNT = 64
 

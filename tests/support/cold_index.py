@@ -27,8 +27,6 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
-__all__ = ["BASE_MS", "ColdIndex", "Read", "Recorder", "cold_index", "columns", "without_summary"]
-
 BASE_MS = 1_700_000_000_000
 _FILE_MS = 10_000_000
 # time between the begins of two files

@@ -15,8 +15,6 @@ from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import Finding, verify_compacted
 
-__all__ = ["SMALL", "built_filter", "parts", "reader", "rebuilt", "unsealed_image", "verify"]
-
 SMALL = Layout(NATIVE, NATIVE.schema, 5, 20)
 
 

@@ -28,8 +28,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Action", "Count", "CountingProxy", "Exchange", "Request", "counting_proxy", "times"]
-
 _HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "upgrade"}
 _UPSTREAM_TIMEOUT_S = 60.0
 # Number of pieces of a slow response (`drip_s`).

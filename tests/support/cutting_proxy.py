@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["CUT", "CuttingProxy", "Fault", "cutting_proxy"]
-
 _PIECE = 64 << 10
 
 

@@ -15,8 +15,6 @@ from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed, Read,
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 
-__all__ = ["bare_slot_run", "find_compacted", "find_unsealed", "stored_ms"]
-
 Array = npt.NDArray[Any]
 
 

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["beside", "until"]
-
 
 def until(met: Callable[[], bool]) -> None:
     """Wait until something holds."""

@@ -11,8 +11,6 @@ import re
 import tomllib
 from pathlib import Path
 
-__all__ = ["constraints"]
-
 TOP = Path(__file__).resolve().parents[2]
 _OF_TESTS = ("pytest", "pytest-xdist", "hypothesis")
 

@@ -26,8 +26,6 @@ from tiered_index.service.merge.run import MergeOptions, MergeReport, merge, pla
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 
-__all__ = ["BASE_MS", "DAY_MS", "DAY_S", "HOUR_MS", "HOUR_S", "Merging", "RegionItem"]
-
 DAY_S, HOUR_S = 86400, 3600
 DAY_MS, HOUR_MS = DAY_S * 1000, HOUR_S * 1000
 BASE_MS = 1_700_000_000_000 // (30 * DAY_MS) * (30 * DAY_MS)

@@ -7,8 +7,6 @@ import re
 import zlib
 from itertools import accumulate
 
-__all__ = ["items_in"]
-
 _Column = tuple[str, int, bool]
 
 

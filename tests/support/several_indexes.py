@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.service.reading.parts import source_number
 from tiered_index.storage.base import Storage
-
-__all__ = ["BASE_MS", "Cluster", "Row", "Watched", "of", "rows"]
 
 BASE_MS = 1_700_000_000_000
 _READS = ("get", "get_range", "get_suffix", "head", "list")
@@ -97,14 +95,7 @@ class Cluster:
 
     def answers(self, result: Iterable[Any]) -> list[Answer]:
         """Return answers as the model gives them."""
-        found = []
-        for item in result:
-            plain = Answer.of(item)
-            more = (("source", self.numbers[item.source]),)
-            found.append(
-                Answer(plain.topic, plain.queue_id, plain.offset, plain.size, plain.timestamp_ms, plain.key_hash, more)
-            )
-        return found
+        return [replace(Answer.of(item), extra=(("source", self.numbers[item.source]),)) for item in result]
 
     def reader(self, uris: Sequence[str] | None = None, **settings: Any) -> IndexReader:
         """Open some of them (all) as one, by their URIs, not looking at the logs by itself."""

@@ -15,8 +15,6 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
 from tiered_index.storage.base import Bytes, Storage
 
-__all__ = ["Job", "Sneaks", "T", "fill", "found", "holds", "merge_all", "names_below", "places", "staged"]
-
 T = 1_700_000_000_000 - 36_000_000
 """The time of messages: ten hours before the clock of the tests."""
 

@@ -6,8 +6,6 @@ import threading
 
 import pytest
 
-__all__ = ["ThreadLimit"]
-
 
 class ThreadLimit:
     """Refuses, when told, to start threads of some name, as the interpreter does at the process's limit."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from tiered_index.storage.disk import Disk
 
-__all__ = ["UnsyncedDisk"]
-
 
 class UnsyncedDisk(Disk):
     """Nothing is synced."""
