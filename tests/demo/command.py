@@ -67,21 +67,11 @@ def geometry_of(entries: int) -> Layout:
 _KEPT_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class Ending:
-    """What a dry run of retention and an erasure said; `wrong` says where that is not so."""
+def end_lives(config: IndexConfig, workload: Workload, topic: str, key: str, expected: int) -> dict[str, Any]:
+    """Plan retention over the older half of the time, and erase a key that has `expected` answers; check both.
 
-    retention_objects: int
-    retention_entries: int
-    erased_key: str
-    erased_entries: int
-    erased_objects: int
-    scanned_entries: int
-    wrong: tuple[str, ...]
-
-
-def end_lives(config: IndexConfig, workload: Workload, topic: str, key: str, expected: int) -> Ending:
-    """Plan retention over the older half of the time, and erase a key that has `expected` answers; check both."""
+    Return what both said; `wrong` says where that is not so.
+    """
     clock, wrong = SystemClock(), []
     first_ms, last_ms = int(workload.timestamp_ms.min()), int(workload.timestamp_ms.max())
     before_ms = last_ms - (last_ms - first_ms) * _KEPT_SHARE
@@ -103,9 +93,9 @@ def end_lives(config: IndexConfig, workload: Workload, topic: str, key: str, exp
         # a crash may have put an entry twice
         if not expected <= done.entries == done.entries_removed:
             wrong.append(f"{done.entries_removed} entries of {done.entries} were erased, {expected} were put")
-    return Ending(
-        len(plan.objects), plan.entries, key, done.entries, len(done.removed), done.scanned_entries, tuple(wrong)
-    )
+    retention = {"retention_objects": len(plan.objects), "retention_entries": plan.entries}
+    erased = {"erased_key": key, "erased_entries": done.entries, "erased_objects": len(done.removed)}
+    return {**retention, **erased, "scanned_entries": done.scanned_entries, "wrong": wrong}
 
 
 @dataclass
@@ -225,19 +215,19 @@ class Stages:
         (topic, key), expected = min(((pair, n) for pair, n in counts.items() if n), key=lambda found: found[1])
         ending = end_lives(self.config, self.workload, topic, key, expected)
         self.say(
-            f"retention of half the time would remove {ending.retention_objects} objects with "
-            f"{ending.retention_entries:,} entries; key {key} of {topic} erased: {ending.erased_entries} entries out "
-            f"of {ending.erased_objects} objects, none found by a scan"
+            f"retention of half the time would remove {ending['retention_objects']} objects with "
+            f"{ending['retention_entries']:,} entries; key {key} of {topic} erased: {ending['erased_entries']} entries "
+            f"out of {ending['erased_objects']} objects, none found by a scan"
         )
         others = [one for one in lookups if (one.topic, one.key) != (topic, key)]
         with IndexReader.open(config=self.config.changed(root=None)) as reader:
             self._check("after an erase", reader, others)
             left = len(reader.query(topic, key))
-        wrong = [*ending.wrong, *([f"{left} answers of the erased key {key}"] if left else [])]
+        wrong = [*ending["wrong"], *([f"{left} answers of the erased key {key}"] if left else [])]
         wrong += [text for measured in self.checks.done for text in measured.wrong]
         self.figures |= {
             "lookups": [measured.to_dict() for measured in self.checks.done],
-            "ending": asdict(ending),
+            "ending": ending,
             "wrong_answers": len(wrong),
             "wrong": wrong[:5],
         }
@@ -273,7 +263,7 @@ def _recovered(notes: list[str]) -> str:
 _WRONG = 1
 _PART_BYTES = 5 << 20
 _SETTINGS = "TIERED_INDEX_"
-_LOOKUP_COLUMNS = ("place", "files by state", "look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
+LOOKUP_COLUMNS = ("look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
 
 
 @command
@@ -385,23 +375,20 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
+def lookup_cells(measured: dict[str, Any]) -> tuple[object, ...]:
+    """Return the cells of `LOOKUP_COLUMNS`."""
+    return (
+        *(human_count(measured["lookups"]), human_count(measured["answers"]), measured["wrong"]),
+        *(f"{measured['p50_ms']:.2f}", f"{measured['p99_ms']:.2f}"),
+        *(human_count(measured["requests_per_lookup"]), human_bytes(measured["bytes_per_lookup"])),
+    )
+
+
 def _write(out: Output, figures: dict[str, Any]) -> None:
-    rows = [
-        (
-            f["place"],
-            states(f["files"]),
-            human_count(f["lookups"]),
-            human_count(f["answers"]),
-            f["wrong"],
-            f"{f['p50_ms']:.2f}",
-            f"{f['p99_ms']:.2f}",
-            human_count(f["requests_per_lookup"]),
-            human_bytes(f["bytes_per_lookup"]),
-        )
-        for f in figures["lookups"]
-    ]
+    rows = [(f["place"], states(f["files"]), *lookup_cells(f)) for f in figures["lookups"]]
     out.line(f"storage: {figures['storage']}")
-    out.table(_LOOKUP_COLUMNS, rows, right=("look-ups", "answers", "wrong", "requests", "bytes"))
+    columns = ("place", "files by state", *LOOKUP_COLUMNS)
+    out.table(columns, rows, right=("look-ups", "answers", "wrong", "requests", "bytes"))
     ending = figures["ending"]
     fields: dict[str, object] = {
         "messages": f"{human_count(figures['messages'])} in {figures['topics']} topics over {figures['days']} days",

@@ -22,13 +22,13 @@ from typing import Any
 
 from typer import Option
 
-from tests.demo.command import place_of
+from tests.demo.command import LOOKUP_COLUMNS, lookup_cells, place_of
 from tests.demo.processes import ProcessFailed
 from tests.demo.workload import Measured
 from tests.support.environment import own_environment
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
 from tiered_index.cli.main import alone, run
-from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds
+from tiered_index.cli.output import Output, human_count, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.kafka.client import open_consumer, range_of
@@ -79,13 +79,8 @@ class Record:
         customer, trace, _ = self.keys
         time_ms = BEGIN_MS + self.number * 10
         headers = [("trace", trace)]
-        return {
-            "key": customer,
-            "value": self.value,
-            "partition": self.place[0],
-            "headers": headers,
-            "timestamp": time_ms,
-        }
+        about = {"key": customer, "value": self.value, "partition": self.place[0]}
+        return {**about, "headers": headers, "timestamp": time_ms}
 
 
 def produce(servers: str, first: int, last: int) -> None:
@@ -193,12 +188,7 @@ class Stages:
         self.figures |= {"lookups": [one.to_dict() for one in measured], "wrong": wrong}
 
     def _check(self, reader: IndexReader, measured: Measured, pair: tuple[str, str], expected: Any) -> None:
-        began_s = time.perf_counter()
-        answer = reader.query(*pair, max_count=10_000)
-        measured.latencies_ms.append((time.perf_counter() - began_s) * 1000)
-        measured.answers += len(answer)
-        measured.requests += answer.explain.requests
-        measured.bytes += answer.explain.bytes
+        answer = measured.timed(reader.query, *pair, max_count=10_000)
         found = [(item.queue_id, item.offset) for item in answer]
         if answer.status != "complete" or len(found) != len(expected[pair]) or set(found) != expected[pair]:
             measured.wrong.append(f"{pair}: {len(found)} answers ({answer.status}), {len(expected[pair])} expected")
@@ -278,21 +268,8 @@ def demo(
 
 
 def _write(out: Output, figures: dict[str, Any]) -> None:
-    columns = ("key", "look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
-    rows = [
-        (
-            f["place"],
-            human_count(f["lookups"]),
-            human_count(f["answers"]),
-            f["wrong"],
-            f"{f['p50_ms']:.2f}",
-            f"{f['p99_ms']:.2f}",
-            human_count(f["requests_per_lookup"]),
-            human_bytes(f["bytes_per_lookup"]),
-        )
-        for f in figures["lookups"]
-    ]
-    out.table(columns, rows, right=columns[1:])
+    rows = [(f["place"], *lookup_cells(f)) for f in figures["lookups"]]
+    out.table(("key", *LOOKUP_COLUMNS), rows, right=LOOKUP_COLUMNS)
     out.line(f"where is {ASKED}?")
     for one in figures["asked"]:
         for partition, offset, _ in one["places"]:

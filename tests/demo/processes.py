@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.demo.workload import TOPICS, Workload
+from tests.support.child import Child
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.cli.output import Output
@@ -200,29 +201,21 @@ def _body_bytes(workload: Workload) -> Array:
     return workload.size % _BODY_BYTES
 
 
-class Broker:
+class Broker(Child):
     """The process; it draws the stream of `messages` and `seed` itself."""
 
     def __init__(self, messages: int, seed: int, tail_start: int, store: Path) -> None:
         (store / "commitlog").mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(messages), str(seed), str(tail_start), str(store)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__("-m", _MODULE, *map(str, (messages, seed, tail_start, store)), stderr=subprocess.PIPE)
 
     def wait_written(self) -> None:
         """Return when everything before the tail is written. Raises `ProcessFailed`."""
-        assert self.process.stdout is not None
-        if self.process.stdout.readline().strip() != _WRITTEN:
+        if self.line() != _WRITTEN:
             self._failed()
 
     def write_tail(self) -> None:
         """Have the tail written, to its end. Raises `ProcessFailed`."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.asked.close()
         if self.process.wait(_WAIT_S):
             self._failed()
 
@@ -234,15 +227,10 @@ class Broker:
             f"the broker's process ended with exit code {self.process.returncode}: {self.process.stderr.read().strip()}"
         )
 
-    def __enter__(self) -> Broker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kill it."""
         self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        super().close()
 
 
 def _body(length: int) -> bytes:

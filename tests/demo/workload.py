@@ -254,6 +254,16 @@ class Measured:
     bytes: int = 0
     wrong: list[str] = field(default_factory=list)
 
+    def timed(self, query: Query, *asked: Any, **how: Any) -> QueryResult:
+        """Make a lookup, and count what it took."""
+        started_s = time.perf_counter()
+        result = query(*asked, **how)
+        self.latencies_ms.append((time.perf_counter() - started_s) * 1000)
+        self.answers += len(result)
+        self.requests += result.explain.requests
+        self.bytes += result.explain.bytes
+        return result
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures JSON-ready."""
         count = len(self.latencies_ms)
@@ -318,12 +328,7 @@ class LookupChecks:
         found: Answer = []
         cursor: str | None = None
         while True:
-            started_s = time.perf_counter()
-            result = query(*arguments, max_count, cursor)
-            measured.latencies_ms.append((time.perf_counter() - started_s) * 1000)
-            measured.answers += len(result)
-            measured.requests += result.explain.requests
-            measured.bytes += result.explain.bytes
+            result = measured.timed(query, *arguments, max_count, cursor)
             found += [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in result]
             cursor = result.cursor
             if one_page or cursor is None:
