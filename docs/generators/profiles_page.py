@@ -13,7 +13,6 @@ __all__ = ["PAGE", "rewrite_page"]
 PAGE = ROOT / "docs" / "performance.md"
 # a part smaller than this is not told
 _LEAST = 0.03
-_VERSIONS = (("now", "after"), ("before", "before"))
 
 
 def rewrite_page(document: dict[str, Any]) -> None:
@@ -25,10 +24,6 @@ def rewrite_page(document: dict[str, Any]) -> None:
     )
     columns = ["operation", "CPU us each", "limit, us", "times the limit", "the limit"]
     rows = [_row(name, each) for name, each in operations.items()]
-    if any("before" in each for each in operations.values()):
-        columns.insert(1, "before: CPU us each")
-        for row, each in zip(rows, operations.values(), strict=True):
-            row.insert(1, _us(each["before"]["cpu_us"]) if "before" in each else None)
     parts = {name_of(name): _parts(each) for name, each in operations.items()}
     rewrite(PAGE, {"set-up": f"{textwrap.fill(set_up, 120)}\n", "table": markdown(columns, rows), **parts})
 
@@ -39,9 +34,8 @@ def name_of(operation: str) -> str:
 
 
 def _row(name: str, each: dict[str, Any]) -> list[Any]:
-    now = each["after"]
-    times = now["cpu_us"] / now["limit_us"]
-    return [f"{name} ({now['unit']})", _us(now["cpu_us"]), _us(now["limit_us"]), times, now["limit"]]
+    times = each["cpu_us"] / each["limit_us"]
+    return [f"{name} ({each['unit']})", _us(each["cpu_us"]), _us(each["limit_us"]), times, each["limit"]]
 
 
 def _us(value: float) -> str:
@@ -49,13 +43,8 @@ def _us(value: float) -> str:
 
 
 def _parts(each: dict[str, Any]) -> str:
-    if "before" not in each:
-        return _item(_shares(each["after"]["parts"]))
-    return "".join(_item(f"{name}: {_shares(each[key]['parts'])}") for name, key in _VERSIONS)
-
-
-def _item(text: str) -> str:
-    return f"{textwrap.fill(f'- {text}', 120, subsequent_indent='  ', break_on_hyphens=False)}\n"
+    text = f"- {_shares(each['parts'])}"
+    return f"{textwrap.fill(text, 120, subsequent_indent='  ', break_on_hyphens=False)}\n"
 
 
 def _shares(parts: list[tuple[str, float]]) -> str:

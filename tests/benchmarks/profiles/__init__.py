@@ -1,1 +1,1 @@
-"""Where the time of each main operation goes, before and after, beside what nothing can be faster than."""
+"""Where the time of each main operation goes, beside what nothing can be faster than."""

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.profiles`: profiles of the main operations, of this checkout and of one before it."""
+"""`python -m tests.benchmarks.profiles`: profiles of the main operations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from docs.generators.profiles_page import rewrite_page
 from tests.benchmarks.machine.figures import facts
+from tests.benchmarks.running import write_document
 from tests.real_s3.server import ENDPOINT_VARIABLE
 
 _HERE = Path(__file__).parents[3]
@@ -26,61 +27,47 @@ _OUT = _HERE / "build" / "profiles.json"
 def main() -> None:
     """Measure, write the document, print it; or put it into docs/performance.md.
 
-    The versions take turns, each in a process of its own; a figure is the median of the rounds. Stored files lie on the
-    S3 server of the tests where there is one (`python -m tests.real_s3.server run -- ...`), else on the disk.
+    Each round is a process of its own; a figure is the median of the rounds. Stored files lie on the S3 server of the
+    tests where there is one (`python -m tests.real_s3.server run -- ...`), else on the disk.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profiles", description=main.__doc__)
-    parser.add_argument("--before", type=Path, help="a checkout of the version to compare with (git worktree add)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--lookups", type=int, default=5_000, help="lookups of each kind")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where indexes are made")
     parser.add_argument("--out", type=Path, default=_OUT, help="the document")
     parser.add_argument("--page", action="store_true", help="put it into docs/performance.md, too")
-    parser.add_argument("--measured", action="store_true", help="measure nothing, take the document that is there")
     given = parser.parse_args()
-    if given.measured:
-        document = json.loads(given.out.read_text())
-    else:
-        document = _measure(given)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(document, indent=1))
+    document = _measure(given)
+    write_document(given.out, document)
     if given.page:
         rewrite_page(document)
     print(json.dumps(document["operations"], indent=1))
 
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
-    versions = {"after": _HERE} | ({"before": given.before.absolute()} if given.before else {})
-    runs: dict[str, list[dict[str, Any]]] = {version: [] for version in versions}
+    runs: list[dict[str, Any]] = []
     machine = facts(given.dir)
     endpoint = os.environ.get(ENDPOINT_VARIABLE)
     with _bucket(endpoint) as bucket:
         for number in range(given.rounds):
-            for version, checkout in versions.items():
-                with tempfile.TemporaryDirectory(dir=given.dir) as folder:
-                    uri = Path(folder, "storage").as_uri()
-                    if bucket:
-                        uri = f"s3://{bucket}/{version}-{number}?addressing_style=path"
-                    runs[version].append(_run(checkout, folder, uri, given.entries, given.lookups, endpoint))
-                print(f"round {number + 1} of {given.rounds}: {version} measured", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(dir=given.dir) as folder:
+                uri = f"s3://{bucket}/{number}?addressing_style=path" if bucket else Path(folder, "storage").as_uri()
+                runs.append(_run(folder, uri, given.entries, given.lookups, endpoint))
+            print(f"round {number + 1} of {given.rounds} measured", file=sys.stderr, flush=True)
     return {
         "machine": machine,
         "entries": given.entries,
         "rounds": given.rounds,
         "server": "a real S3 server (Ceph) on the same machine" if endpoint else "the local disk",
-        "operations": {
-            name: {version: _medians([run[name] for run in done]) for version, done in runs.items()}
-            for name in runs["after"][0]
-        },
+        "operations": {name: _medians([run[name] for run in runs]) for name in runs[0]},
     }
 
 
-def _run(checkout: Path, folder: str, uri: str, entries: int, lookups: int, endpoint: str | None) -> dict[str, Any]:
-    worker = Path(__file__).with_name("worker.py")
-    environment = os.environ | {"PYTHONPATH": str(checkout)} | ({"AWS_ENDPOINT_URL_S3": endpoint} if endpoint else {})
-    command = [sys.executable, str(worker), folder, uri, str(entries), str(lookups)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+def _run(folder: str, uri: str, entries: int, lookups: int, endpoint: str | None) -> dict[str, Any]:
+    environment = os.environ | ({"AWS_ENDPOINT_URL_S3": endpoint} if endpoint else {})
+    command = [sys.executable, "-m", "tests.benchmarks.profiles.worker", folder, uri, str(entries), str(lookups)]
+    done = subprocess.run(command, env=environment, cwd=_HERE, stdout=subprocess.PIPE, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

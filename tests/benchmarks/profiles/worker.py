@@ -1,7 +1,6 @@
 """One process that does every main operation once and prints, as JSON, what each cost and where that went.
 
-It is run by path with PYTHONPATH at some checkout, so that one program measures two versions: it imports nothing of the
-tests. All is CPU time of the process. The profile is a sample of the main thread's stack at each tick of its CPU time,
+All is CPU time of the process. The profile is a sample of the main thread's stack at each tick of its CPU time,
 weighted by the CPU time since the last one, since Python sees a tick only when a call into C has ended. A sample counts
 for the innermost function of the project, of a lookup for its module, since many functions have a little of it; or for
 the S3 client where that is further in.
@@ -9,7 +8,6 @@ the S3 client where that is further in.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -34,13 +32,8 @@ from tiered_index.clock import SystemClock
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.storage.opening import open_storage
-
-try:
-    from tiered_index.service.merge.task import TaskResult, run_task
-except ModuleNotFoundError:
-    # where they were before files were packed
-    from tiered_index.service.merge.writing import TaskResult, run_task  # type: ignore[attr-defined,no-redef]
 
 _HOME = str(Path(tiered_index.__file__).parent) + os.sep
 _S3_CLIENT = ("botocore", "boto3", "urllib3")
@@ -290,11 +283,7 @@ def _key(number: int) -> str:
 
 
 def main(folder: str, uri: str, entries: str, lookups: str) -> None:
-    """Measure in `folder` and print the results. Loads the compiled loops of versions that had them from numba."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from tiered_index import kernels
-
-        kernels.load()  # type: ignore[attr-defined]
+    """Measure in `folder` and print the results."""
     operations = Operations(Path(folder), uri, int(entries), int(lookups))
     operations.run()
     print(json.dumps(operations.results))
