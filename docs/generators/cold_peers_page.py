@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from docs.generators.measured_pages import ROOT, about, rewrite
-from tests.benchmarks.cold_peers.figures import heading, table
+from tests.benchmarks.cold_peers.figures import FIGURES, GREATEST
+from tests.benchmarks.comparing import heading, table
 
 __all__ = ["rewrite_page"]
 
@@ -25,5 +26,8 @@ def rewrite_page(document: dict[str, Any]) -> None:
         *(f"- {column['title']}: {column['version']}" for column in document["columns"].values()),
         *(f"- {title}: not measured, {reason}" for title, reason in document["skipped"].items()),
     ]
-    tables = [f"### {heading(size)} in object storage\n\n{table(document, size)}" for size in document["sizes"]]
+    tables = [
+        f"### {heading(size)} in object storage\n\n{table(document, size, FIGURES, GREATEST)}"
+        for size in document["sizes"]
+    ]
     rewrite(_PAGE, {"cold machine": "\n".join(lines) + "\n", "cold tables": "\n".join(tables)})

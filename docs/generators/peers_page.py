@@ -8,7 +8,8 @@ from typing import Any
 
 from docs.generators.log_plot import Panel, svg
 from docs.generators.measured_pages import ROOT, about, rewrite
-from tests.benchmarks.peers.figures import heading, medians, sizes_of, table
+from tests.benchmarks.comparing import heading, medians, table
+from tests.benchmarks.peers.figures import FIGURES, PLAIN
 
 __all__ = ["PAGE", "PLOTTED", "rewrite_page"]
 
@@ -31,13 +32,13 @@ PLOTTED = {
 
 def rewrite_page(document: dict[str, Any]) -> None:
     """Put a document's tables, set-up and plots into the page."""
-    sizes = sizes_of(document)
-    tables = [f"### {heading(document, *size)}\n\n{table(document, *size)}" for size in sizes]
+    sizes = document["sizes"]
+    tables = [f"### {heading(size)}\n\n{table(document, size, FIGURES, plain=PLAIN)}" for size in sizes]
     plots = []
-    for per_key in sorted({each for _, each in sizes}):
+    for per_key in sorted({size["per_key"] for size in sizes}):
         picture = f"comparison-{per_key}.svg"
-        grown = sorted(entries for entries, each in sizes if each == per_key)
-        (PAGE.parent / picture).write_text(_plots(document, grown, per_key))
+        grown = {size["entries"]: medians(size) for size in sizes if size["per_key"] == per_key}
+        (PAGE.parent / picture).write_text(_plots(document["columns"], grown))
         plots.append(f"![Growth with {per_key} entries a key]({picture})\n")
     rewrite(PAGE, {"machine": _set_up(document), "tables": "\n".join(tables), "plots": "\n".join(plots)})
 
@@ -48,21 +49,20 @@ def _set_up(document: dict[str, Any]) -> str:
         f"- {about(machine)}, {machine['memory']} of memory, {machine['filesystem']}",
         f"- a durable commit every {document['commit_entries']:,} entries",
         f"- {document['lookups']:,} lookups of each kind in a round, or as many as end within 5 s",
-        *(f"- {peer['name']}: {peer['version']}" for peer in document["peers"].values()),
+        *(f"- {column['title']}: {column['version']}" for column in document["columns"].values()),
         *(f"- {name}: not measured, {reason}" for name, reason in document["skipped"].items()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _plots(document: dict[str, Any], sizes: list[int], per_key: int) -> str:
-    by_size = {entries: medians(document, entries, per_key) for entries in sizes}
+def _plots(columns: dict[str, Any], by_size: dict[int, dict[str, dict[str, float]]]) -> str:
     panels = []
     for name, title in PLOTTED.items():
         lines: dict[str, list[tuple[float, float]]] = {
-            peer["name"]: [
-                (entries, found[key][name]) for entries, found in by_size.items() if name in found.get(key, {})
+            column["title"]: [
+                (entries, found[key][name]) for entries, found in sorted(by_size.items()) if name in found.get(key, {})
             ]
-            for key, peer in document["peers"].items()
+            for key, column in columns.items()
         }
         panels.append(Panel(title, lines))
     return svg(panels)

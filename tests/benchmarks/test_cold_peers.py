@@ -15,9 +15,11 @@ from tests.benchmarks.cold_peers import command, ours
 from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
 from tests.benchmarks.cold_peers.figures import FIGURES
 from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, _environment, _Failed, _Run, _Server, run, versions
-from tests.benchmarks.cold_peers.server import Store, unchunked
-from tests.benchmarks.peers.figures import best_table
+from tests.benchmarks.cold_peers.server import Delayed
+from tests.benchmarks.cold_peers.worker import lookup_at_once
+from tests.benchmarks.comparing import table
 from tests.benchmarks.test_program import bench
+from tests.support.object_store import unchunked
 from tests.support.s3_server import CREDENTIALS
 
 NO_BODY = b""
@@ -25,7 +27,7 @@ NO_BODY = b""
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path)
+    return Delayed(tmp_path)
 
 
 def ask(store, method, target, body=NO_BODY, **headers):
@@ -54,7 +56,7 @@ def test_puts_on_conditions(store):
 
 def test_an_upload_in_parts_is_seen_when_it_is_complete(store):
     ask(store, "POST", "/b/k?uploads")
-    (upload,) = store._uploads
+    (upload,) = store.uploads
     for number, body in ((2, b"two"), (1, b"one")):
         assert ask(store, "PUT", f"/b/k?partNumber={number}&uploadId={upload}", body).status == 200
     assert ask(store, "GET", "/b/k").status == 404
@@ -82,16 +84,11 @@ def test_requests_and_bytes_are_counted_and_copies_are_not(store):
     ask(store, "HEAD", "/b/from/k")
     ask(store, "GET", "/b?list-type=2&prefix=none")
     ask(store, "POST", "/b?delete", b"<Delete><Object><Key>none</Key></Object></Delete>")
-    counts = json.loads(ask(store, "POST", "/-/copy?source=b/from&target=b/to").body)
-    assert {kind: counts[kind] for kind in ("get", "put", "list", "delete")} == {
-        "get": 2,
-        "put": 1,
-        "list": 1,
-        "delete": 1,
-    }
-    assert json.loads(ask(store, "POST", "/-/counts").body) == {}
-    assert json.loads(ask(store, "POST", "/-/size?prefix=b/to").body) == {"objects": 1, "bytes": 4}
-    assert json.loads(ask(store, "POST", "/-/size?prefix=b/to/k").body)["bytes"] == 4
+    counts = json.loads(store.control("/-/copy?source=b/from&target=b/to").body)
+    assert counts == {"get": 2, "put": 1, "list": 1, "delete": 1, "bytes": counts["bytes"]}
+    assert json.loads(store.control("/-/counts").body) == {}
+    assert json.loads(store.control("/-/size?prefix=b/to").body) == {"objects": 1, "bytes": 4}
+    assert json.loads(store.control("/-/size?prefix=b/to/k").body)["bytes"] == 4
 
 
 def test_a_body_in_chunks():
@@ -120,7 +117,7 @@ def server(tmp_path, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "objects").mkdir()
-    with contextlib.closing(_Server(tmp_path / "objects")) as server:
+    with _Server(tmp_path / "objects") as server:
         yield server
 
 
@@ -142,7 +139,7 @@ def test_our_columns_answer_like_the_oracle_and_a_wrong_answer_ends_the_run(serv
     expected = [data.expected(number) for number in numbers.tolist()]
     for prefix in ("files", "month"):
         with contextlib.closing(ours.Reader(place | {"prefix": prefix}, warm=True)) as reader:
-            assert reader.lookup_many(keys) == reader.lookup_at_once(keys) == expected
+            assert reader.lookup_many(keys) == lookup_at_once(reader, keys) == expected
             assert reader.lookup(data.hot(1), 4) == data.expected_hot(1, 4)
             assert reader.lookup(data.absent(numbers)[0], 64) == []
             server.counts()
@@ -159,9 +156,10 @@ def test_our_processes_get_no_variables_that_send_them_to_boto3():
 
 
 def test_the_best_of_a_row_is_bold():
-    columns = [{"a": 1.0, "b": 5.0}, {"a": 2.0}, {"b": 7.0}]
-    table = best_table(["x", "y", "z"], {"a": "less", "b": "more"}, columns, {"b"}).splitlines()
-    assert table[2:] == ["| less | **1** | 2 |  |", "| more | 5 |  | **7** |"]
+    size = {"columns": {"x": {"a": [1.0], "b": [5.0]}, "y": {"a": [2.0]}, "z": {"b": [7.0]}}}
+    document = {"columns": {name: {"title": name} for name in "xyz"}}
+    lines = table(document, size, {"a": "less", "b": "more"}, {"b"}).splitlines()
+    assert lines[2:] == ["| less | **1** | 2 |  |", "| more | 5 |  | **7** |"]
 
 
 def test_a_store_that_is_not_installed_is_named():

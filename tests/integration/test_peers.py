@@ -63,8 +63,8 @@ def test_a_round_its_table_and_its_page(tmp_path, monkeypatch, capsys):
     program.main([*arguments, "--peers", "tiered_index,rocksdb"])
     printed = capsys.readouterr()
     document = json.loads(out.read_text())
-    (result,) = document["results"]
-    assert set(result["figures"]) >= set(FIGURES) and document["skipped"] == {"RocksDB": "module away"}
+    (size,) = document["sizes"]
+    assert set(size["columns"]["tiered_index"]) >= set(FIGURES) and document["skipped"] == {"RocksDB": "module away"}
     assert list((tmp_path / "work").iterdir()) == []
     assert "RocksDB skipped: module away" in printed.out and all(words in printed.out for words in FIGURES.values())
     page = tmp_path / "comparison.md"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,15 +11,14 @@ from typing import Annotated
 import typer
 
 from docs.generators.cold_peers_page import rewrite_page
-from tests.benchmarks.cold_peers.figures import heading, table
+from tests.benchmarks.cold_peers.figures import FIGURES, GREATEST
 from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, run, versions
+from tests.benchmarks.comparing import heading, table
 from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.machine.setting import scratch
-from tests.benchmarks.running import Out, RootDir, Rounds
+from tests.benchmarks.running import Out, RootDir, Rounds, base_folder, write_document
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import InvalidArgument
-
-__all__ = ["cold_peers"]
 
 _TOP = Path(__file__).parents[3]
 _PEERS_PYTHON = _TOP / ".venv-cold" / "bin" / "python"
@@ -70,8 +68,7 @@ def cold_peers(
     wanted = {part for name in only or COLUMNS for part in (COLUMNS[name].base, name)}
     found, skipped = versions(python, [name for name in COLUMNS if name in wanted])
     chosen = [name for name in found if COLUMNS[name].base is None or COLUMNS[name].base in found]
-    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
-    base.mkdir(parents=True, exist_ok=True)
+    base = base_folder(root_dir)
     amounts = Amounts(rounds=rounds, delay_ms=delay)
     document = {
         "machine": facts(base),
@@ -86,12 +83,10 @@ def cold_peers(
         title, steps = f"{size:,} entries", 1 + len(chosen) * (1 + rounds)
         with scratch(base) as folder, session.progress(title, steps) as progress:
             document["sizes"].append(run(chosen, size, amounts, python, folder, progress.update))
-        if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(document, indent=1) + "\n")
+        write_document(out, document)
     session.out.answer(document)
     for each in document["sizes"]:
         session.out.line(f"{heading(each)}, medians of {rounds} rounds")
-        for line in table(document, each).splitlines():
+        for line in table(document, each, FIGURES, GREATEST).splitlines():
             session.out.line(line)
     return 0

@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tests.benchmarks.machine.setting import ABSENT, TOPIC, key_array, keys_of
-
-__all__ = ["HOT_KEYS", "TOPIC", "Data"]
+from tests.benchmarks.machine.setting import absent_keys, batch, key_array, keys_of
 
 HOT_KEYS = 20
 _DAYS = 30
@@ -48,16 +46,8 @@ class Data:
     def _batch(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         hot = numbers % _HOT_EVERY == 0
         keys = np.where(hot, _HOT + numbers // _HOT_EVERY % HOT_KEYS, numbers % self.keys)
-        count = len(numbers)
-        columns = {
-            "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([TOPIC])),
-            "queue_id": pa.array((numbers % 8).astype(np.int32)),
-            "key": key_array(keys),
-            "offset": pa.array(numbers * 1000),
-            "size": pa.array((400 + numbers % 97).astype(np.int32)),
-            "timestamp_ms": pa.array(self._second(numbers) * 1000),
-        }
-        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        numbered = {"queue_id": (numbers % 8).astype(np.int32), "size": (400 + numbers % 97).astype(np.int32)}
+        return batch(numbers, key_array(keys), **numbered, timestamp_ms=self._second(numbers) * 1000)
 
     def _second(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return (_BEGIN_MS + numbers * (_SPAN_MS // 1000) // self.entries * 1000) // 1000
@@ -69,15 +59,8 @@ class Data:
         order = np.random.default_rng(0).permutation(self.keys)
         return np.roll(order, -seed * count)[:count]
 
-    @staticmethod
-    def texts(numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return the keys of these numbers."""
-        return keys_of(numbers)
-
-    @staticmethod
-    def absent(numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return as many keys without entries."""
-        return keys_of(numbers + ABSENT)
+    texts = staticmethod(keys_of)
+    absent = staticmethod(absent_keys)
 
     @staticmethod
     def hot(number: int) -> str:

@@ -7,13 +7,11 @@ It keeps no data, so that data stays cold. The extension comes as a package: not
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.cold_peers.parquet import path_of
 
-_AT_ONCE = 32
 _KEPT = ("enable_http_metadata_cache = true", "parquet_metadata_cache = true", "enable_external_file_cache = false")
 _COLUMNS = 'second, "offset", queue_id'
 
@@ -40,8 +38,8 @@ class Reader:
         self._one = f'SELECT {_COLUMNS} {self._from} WHERE key = ? ORDER BY second DESC, "offset" DESC LIMIT ?'
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
-        """Return [second, offset, queue] of the newest `count` entries."""
-        return _found(self._connection, self._one, [key, count])
+        """Return [second, offset, queue] of the newest `count` entries, by a cursor of its own, as threads need it."""
+        return list(map(list, self._connection.cursor().execute(self._one, [key, count]).fetchall()))
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
         """Return the same for each key, by a list of values."""
@@ -51,18 +49,9 @@ class Reader:
             rows[key].append(row)
         return [rows[key] for key in keys]
 
-    def lookup_at_once(self, keys: list[str]) -> list[list[list[int]]]:
-        """Look keys up in 32 threads, each with a cursor of its own."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda key: _found(self._connection.cursor(), self._one, [key, 64]), keys))
-
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-
-def _found(connection: Any, statement: str, values: list[Any]) -> list[list[int]]:
-    return [list(row) for row in connection.execute(statement, values).fetchall()]
 
 
 def _extension(version: str) -> Path:

@@ -1,13 +1,6 @@
-"""The figures of the comparison in object storage, in the order of its table, and the table."""
+"""The figures of the comparison in object storage, in the order of its table."""
 
 from __future__ import annotations
-
-import statistics
-from typing import Any
-
-from tests.benchmarks.peers.figures import best_table
-
-__all__ = ["FIGURES", "GREATEST", "heading", "medians", "table"]
 
 FIGURES = {
     "process ms": "a new process, one lookup, ms",
@@ -38,22 +31,3 @@ FIGURES = {
 }
 GREATEST = {"at once"}
 """Figures that are better when greater."""
-
-
-def medians(size: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return column -> figure -> median of the rounds, for one size of a document."""
-    return {
-        name: {figure: statistics.median(values) for figure, values in figures.items()}
-        for name, figures in size["columns"].items()
-    }
-
-
-def heading(size: dict[str, Any]) -> str:
-    """Return what stands above one size's table."""
-    return f"{size['entries']:,} entries"
-
-
-def table(document: dict[str, Any], size: dict[str, Any]) -> str:
-    """Return one size's table in Markdown; the best of each row is bold."""
-    found = medians(size)
-    return best_table([document["columns"][name]["title"] for name in found], FIGURES, list(found.values()), GREATEST)

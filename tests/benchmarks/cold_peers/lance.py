@@ -8,11 +8,9 @@ pages, but no data.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-_AT_ONCE = 32
 _COLUMNS = ["second", "offset", "queue_id"]
 _INDEX = "key_idx"
 _SORT_BYTES = 4 << 30
@@ -38,11 +36,6 @@ class Reader:
         wanted = ", ".join(f"'{key}'" for key in keys)
         found = self._dataset.to_table(columns=["key", *_COLUMNS], filter=f"key IN ({wanted})", scan_in_order=True)
         return by_key(keys, found)
-
-    def lookup_at_once(self, keys: list[str]) -> list[list[list[int]]]:
-        """Look keys up in 32 threads."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda key: self.lookup(key, 64), keys))
 
     def close(self) -> None:
         """A dataset has nothing to close."""

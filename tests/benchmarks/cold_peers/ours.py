@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 TOPIC = "TopicOrder01"
-_AT_ONCE = 32
 # as docs/using.md advises where entries are to be read elsewhere within 0.7 s
 _SOON: dict[str, Any] = {"seal_after_s": 0.25, "checkpoint_every": 32}
 _REFRESH_S = 0.1
@@ -43,11 +41,6 @@ class Reader:
         columns = zip(*(rows[name].tolist() for name in ("second", "offset", "queue_id")), strict=True)
         every = [list(row) for row in columns]
         return [every[starts[at] : starts[at + 1]] for at in range(len(keys))]
-
-    def lookup_at_once(self, keys: list[str]) -> list[list[list[int]]]:
-        """Look keys up in 32 threads."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda key: self.lookup(key, 64), keys))
 
     def close(self) -> None:
         """Close the reader."""

@@ -8,13 +8,11 @@ longer. The footer is read once.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.cold_peers.lance import by_key, sorted_entries
 
-_AT_ONCE = 32
 _ROW_GROUP = 30_720
 _COLUMNS = ["second", "offset", "queue_id"]
 
@@ -40,11 +38,6 @@ class Reader:
         """Return the same for each key, by one list of values."""
         found = self._fragment.to_table(columns=["key", *_COLUMNS], filter=self._field.isin(keys))
         return by_key(keys, found)
-
-    def lookup_at_once(self, keys: list[str]) -> list[list[list[int]]]:
-        """Look keys up in 32 threads."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda key: self.lookup(key, 64), keys))
 
     def close(self) -> None:
         """A fragment has nothing to close."""

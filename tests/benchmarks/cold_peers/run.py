@@ -26,11 +26,10 @@ from typing import Any
 import pyarrow as pa
 
 from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
+from tests.support.child import Child
 from tests.support.s3_server import CREDENTIALS, REGION
 from tiered_index._version import __version__
 from tiered_index.storage.prices import PriceTable
-
-__all__ = ["COLUMNS", "Amounts", "Column", "run", "versions"]
 
 _TOP = Path(__file__).parents[3]
 _BUCKET = "bench"
@@ -86,19 +85,12 @@ class _Failed(RuntimeError):
     pass
 
 
-class _Server:
+class _Server(Child):
     """The server's process, and what controls it."""
 
     def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.cold_peers.server", str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=_environment("", False),
-        )
-        assert self._process.stdout is not None
-        self._port = int(self._process.stdout.readline())
+        super().__init__("-m", "tests.benchmarks.cold_peers.server", str(folder), env=_environment("", False))
+        self._port = int(self.line())
         self.endpoint_url = f"http://127.0.0.1:{self._port}"
 
     def _control(self, what: str) -> dict[str, float]:
@@ -125,13 +117,6 @@ class _Server:
         """Return the size of an object, or of all below a prefix."""
         return self._control(f"size?prefix={_BUCKET}/{prefix}")["bytes"]
 
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
 
 @dataclass(frozen=True)
 class _Cost:
@@ -149,54 +134,29 @@ class _Cost:
         return _PRICES.cost_usd({"get_range": self.gets, "list": self.lists, "put": self.puts}, self.bytes)
 
 
-class _Worker:
+class _Worker(Child):
     """A process of a store, asked by lines of JSON."""
 
     def __init__(self, python: str, endpoint_url: str, job: dict[str, Any]) -> None:
         self._what = f"{job['module']} in phase {job['phase']}"
-        self._process = subprocess.Popen(
-            _command(python, job),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=_environment(endpoint_url, job["module"] != "ours"),
-        )
+        environment = _environment(endpoint_url, job["module"] != "ours")
+        super().__init__(*_program(job), python=python, env=environment)
 
-    def said(self) -> dict[str, Any]:
-        """Return the next line that the process writes."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+    def answer(self) -> dict[str, Any]:
+        """Return the next document that the process writes."""
+        if not (line := self.line()):
             raise _Failed(f"{self._what} failed: see above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def tell(self, asked: dict[str, Any]) -> None:
-        """Ask for something."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-
-    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, **asked: Any) -> dict[str, Any]:
         """Ask for something, and return the answer."""
-        self.tell(asked)
-        return self.said()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self.tell(json.dumps(asked))
+        return self.answer()
 
 
-def _command(python: str, job: dict[str, Any]) -> list[str]:
-    return [python, "-m", "tests.benchmarks.cold_peers.worker", json.dumps(job)]
+def _program(job: dict[str, Any]) -> list[str]:
+    return ["-m", "tests.benchmarks.cold_peers.worker", json.dumps(job)]
 
 
 def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
@@ -219,9 +179,8 @@ def versions(python: str, columns: Sequence[str]) -> tuple[dict[str, str], dict[
             found[name] = __version__
             continue
         job = {"module": "worker", "phase": "packages", "packages": column.packages}
-        said = json.loads(
-            subprocess.run(_command(python, job), env=_environment("", True), stdout=-1, check=True).stdout
-        )
+        done = subprocess.run([python, *_program(job)], env=_environment("", True), stdout=-1, check=True)
+        said = json.loads(done.stdout)
         if missing := [package for package, version in said.items() if version is None]:
             skipped[column.title] = f"{', '.join(missing)} not installed for {python}"
         else:
@@ -247,7 +206,7 @@ def run(
         with pa.ipc.new_file(source / f"{number:04}.arrow", entries_of_file.schema) as file:
             file.write_batch(entries_of_file)
     (folder / "objects").mkdir()
-    with contextlib.closing(_Server(folder / "objects")) as server, contextlib.ExitStack() as opened:
+    with _Server(folder / "objects") as server, contextlib.ExitStack() as opened:
         run_of = _Run(data, amounts, python, server, source)
         for name in columns:
             note(next(done), f"building {COLUMNS[name].title}")
@@ -262,7 +221,7 @@ def run(
                 for figure, value in run_of.measured(name, workers[name], number).items():
                     found[name].setdefault(figure, []).append(value)
         for name in columns:
-            found[name]["memory"] = [workers[name].ask({"task": "memory"})["mib"]]
+            found[name]["memory"] = [workers[name].ask(task="memory")["mib"]]
             if COLUMNS[name].follows:
                 found[name] |= run_of.followed(name)
     return {"entries": entries, "columns": found}
@@ -296,8 +255,8 @@ class _Run:
         if column.base is not None:
             self.server.copy(column.base, name)
         job = self._job(name, "build", source=str(self.source), options=column.build)
-        with contextlib.closing(self._worker(name, job)) as worker:
-            said = worker.said()
+        with self._worker(name, job) as worker:
+            said = worker.answer()
         # None: everything is still of use
         prefixes = [name] if said["kept"] is None else [f"{name}/{each}" for each in said["kept"]]
         stored = sum(map(self.server.stored_bytes, prefixes))
@@ -307,12 +266,12 @@ class _Run:
     def opened(self, name: str) -> Iterator[_Worker]:
         """Yield a worker that has looked up often enough to know all metadata."""
         job = self._job(name, "serve", options=COLUMNS[name].warm)
-        with contextlib.closing(self._worker(name, job)) as worker:
-            worker.said()
+        with self._worker(name, job) as worker:
+            worker.answer()
             numbers = self.data.drawn(2 * self.amounts.lookups, 0)
             for keys in (self.data.texts(numbers), self.data.absent(numbers), [self.data.hot(0)]):
-                worker.ask({"task": "each", "keys": keys, "count": _MAX_COUNT, "hot": False})
-            worker.ask({"task": "at_once", "keys": self.data.texts(numbers)})
+                worker.ask(task="each", keys=keys, count=_MAX_COUNT, hot=False)
+            worker.ask(task="at_once", keys=self.data.texts(numbers))
             yield worker
 
     def measured(self, name: str, worker: _Worker, number: int) -> dict[str, float]:
@@ -329,7 +288,7 @@ class _Run:
         for task, count in (("many", amounts.many), ("at_once", amounts.at_once)):
             drawn = data.drawn(min(count, data.keys), number + 2)
             self.server.counts()
-            said = worker.ask({"task": task, "keys": data.texts(drawn)})
+            said = worker.ask(task=task, keys=data.texts(drawn))
             cost = self.server.counts()
             self._check(name, said["answers"], [data.expected(n) for n in drawn.tolist()])
             if task == "many":
@@ -343,7 +302,7 @@ class _Run:
         self, name: str, worker: _Worker, kind: str, keys: list[str], expected: list[list[list[int]]]
     ) -> dict[str, float]:
         self.server.counts()
-        said = worker.ask({"task": "each", "keys": keys, "count": _MAX_COUNT, "hot": kind == "hot"})
+        said = worker.ask(task="each", keys=keys, count=_MAX_COUNT, hot=kind == "hot")
         cost = self.server.counts()
         self._check(name, said["answers"], expected)
         return {
@@ -361,7 +320,7 @@ class _Run:
             self.server.counts()
             started_s, before = time.perf_counter(), os.times()
             said = subprocess.run(
-                _command(self._python(name), job),
+                [self._python(name), *_program(job)],
                 env=_environment(self.server.endpoint_url, bool(COLUMNS[name].packages)),
                 stdout=-1,
                 check=True,
@@ -384,21 +343,21 @@ class _Run:
         waits = []
         with contextlib.ExitStack() as stack:
             prefix = f"{name}-followed"
-            writer = stack.enter_context(contextlib.closing(self._worker(name, self._job(name, "write", prefix))))
-            writer.said()
-            writer.ask({"key": "first"})
+            writer = stack.enter_context(self._worker(name, self._job(name, "write", prefix)))
+            writer.answer()
+            writer.ask(key="first")
             time.sleep(2)
             job = self._job(name, "serve", prefix, options={"follow": True})
-            reader = stack.enter_context(contextlib.closing(self._worker(name, job)))
-            reader.said()
+            reader = stack.enter_context(self._worker(name, job))
+            reader.answer()
             self.server.counts()
             began_s = time.monotonic()
             for number in range(self.amounts.fresh):
-                reader.tell({"task": "seen", "key": f"key {number}", "timeout_s": 60})
-                put_s = writer.ask({"key": f"key {number}"})["at_s"]
-                waits.append(reader.said()["at_s"] - put_s)
+                reader.tell(json.dumps({"task": "seen", "key": f"key {number}", "timeout_s": 60}))
+                put_s = writer.ask(key=f"key {number}")["at_s"]
+                waits.append(reader.answer()["at_s"] - put_s)
                 # one entry a second, and a lookup every 10 ms
-                reader.ask({"task": "seen", "key": "no key", "timeout_s": max(0, 1 - waits[-1]), "absent": True})
+                reader.ask(task="seen", key="no key", timeout_s=max(0, 1 - waits[-1]), absent=True)
             usd = self.server.counts().usd / (time.monotonic() - began_s) * _DAY_S
         return {"fresh": waits, "fresh USD": [usd]}
 

@@ -91,14 +91,8 @@ class Reader:
         return self._loop.run_until_complete(self._find(key, count, True))
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same for each key; scans go side by side."""
-        return self._side_by_side(keys)
+        """Return the same for each key, by 32 scans side by side."""
 
-    def lookup_at_once(self, keys: list[str]) -> list[list[list[int]]]:
-        """Look keys up by 32 scans side by side."""
-        return self._side_by_side(keys)
-
-    def _side_by_side(self, keys: list[str]) -> list[list[list[int]]]:
         async def every() -> list[list[list[int]]]:
             free = asyncio.Semaphore(_AT_ONCE)
 
@@ -109,6 +103,8 @@ class Reader:
             return await asyncio.gather(*map(one, keys))
 
         return self._loop.run_until_complete(every())
+
+    lookup_at_once = lookup_many
 
     def close(self) -> None:
         """Close the reader."""

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from docs.generators.peers_page import rewrite_page
-from tests.benchmarks.peers.figures import heading, sizes_of, table
+from tests.benchmarks.comparing import heading, table
+from tests.benchmarks.peers.figures import FIGURES, PLAIN
 from tests.benchmarks.peers.registry import PEERS
 from tests.benchmarks.peers.run import run
 
@@ -32,32 +33,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help="which ones, by commas")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made")
     parser.add_argument("--out", type=Path, default=_OUT, help="the document")
-    parser.add_argument("--keep", action="store_true", help="leave other peers and sizes in the document")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing, print the document's tables")
     parser.add_argument("--page", action="store_true", help="measure nothing, put the document into docs/comparison.md")
     given = parser.parse_args(arguments)
     names = given.peers.split(",")
     if unknown := sorted(set(names) - set(PEERS)):
         parser.error(f"unknown peers: {', '.join(unknown)}")
-    if given.page or given.markdown:
-        document = json.loads(given.out.read_text())
-    else:
-        document = run(
-            names,
-            [(entries, per_key) for entries in given.entries for per_key in given.per_key],
-            rounds=given.rounds,
-            commit_entries=given.commit_entries,
-            lookups=given.lookups,
-            parent=given.dir,
-            out=given.out,
-            keep=given.keep,
-            note=lambda text: print(text, file=sys.stderr, flush=True),
-        )
     if given.page:
-        rewrite_page(document)
+        rewrite_page(json.loads(given.out.read_text()))
         return
-    for size in sizes_of(document):
-        print(f"\n{heading(document, *size)}\n\n{table(document, *size)}")
+    document = run(
+        names,
+        [(entries, per_key) for entries in given.entries for per_key in given.per_key],
+        rounds=given.rounds,
+        commit_entries=given.commit_entries,
+        lookups=given.lookups,
+        parent=given.dir,
+        out=given.out,
+        note=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    for size in document["sizes"]:
+        print(f"\n{heading(size)}\n\n{table(document, size, FIGURES, plain=PLAIN)}")
     for name, reason in document["skipped"].items():
         print(f"{name} skipped: {reason}")
 

@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tests.benchmarks.machine.setting import ABSENT, TOPIC, batch, key_array, keys_of
-
-__all__ = ["KEY_BYTES", "ROW", "TOPIC", "Data", "hash_of", "packed", "pairs_of"]
+from tests.benchmarks.machine.setting import absent_keys, batch, key_array, keys_of
 
 ROW = np.dtype(
     [("key", ">i8"), ("offset", ">i8"), ("queue_id", ">i4"), ("topic_id", ">i4"), ("size", ">i4"), ("second", ">i4")]
@@ -55,15 +53,8 @@ class Data:
         """Return the offsets of a key's entries, ascending."""
         return [(key_number + at * self.keys) * 1000 for at in range(self.per_key)]
 
-    @staticmethod
-    def texts(numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return the keys of these numbers."""
-        return keys_of(numbers)
-
-    @staticmethod
-    def absent(numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return as many keys that are not there."""
-        return keys_of(numbers + ABSENT)
+    texts = staticmethod(keys_of)
+    absent = staticmethod(absent_keys)
 
 
 def hash_of(key: str) -> int:
@@ -81,6 +72,12 @@ def packed(entries: pa.RecordBatch) -> npt.NDArray[Any]:
         rows[name] = entries[name].to_numpy()
     rows["second"] = entries["timestamp_ms"].to_numpy() // 1000
     return rows[np.argsort(rows["key"], kind="stable")]
+
+
+def native_table(entries: pa.RecordBatch) -> pa.Table:
+    """Return the rows of `packed` as a table, in the machine's order of bytes."""
+    rows = packed(entries)
+    return pa.table({name: rows[name].astype(rows.dtype[name].newbyteorder("=")) for name in ROW.names or ()})
 
 
 def pairs_of(rows: Any) -> list[tuple[int, int]]:

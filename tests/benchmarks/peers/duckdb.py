@@ -12,10 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.benchmarks.peers.data import ROW, hash_of, packed
-from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer, disk_bytes
-
-__all__ = ["DuckDb"]
+from tests.benchmarks.memory import disk_bytes
+from tests.benchmarks.peers.data import hash_of, native_table
+from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer
 
 _COLUMNS = '"key", "offset", queue_id, topic_id, size, second'
 _ROW_GROUP = 30_720
@@ -54,9 +53,7 @@ class DuckDb(Peer):
         self._db.execute("PREPARE one AS " + self._source.format('"key" = $1'))
 
     def prepare(self, entries: pa.RecordBatch) -> Any:
-        rows = packed(entries)
-        native = {name: rows[name].astype(rows.dtype[name].newbyteorder("=")) for name in ROW.names or ()}
-        return pa.table(native)
+        return native_table(entries)
 
     def put_batch(self, prepared: Any) -> None:
         # autocommit: the statement is a transaction, durable by DuckDB's write-ahead log

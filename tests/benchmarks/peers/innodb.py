@@ -19,10 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
-from tests.benchmarks.peers.data import ROW, hash_of, packed
-from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer, disk_bytes
-
-__all__ = ["InnoDb"]
+from tests.benchmarks.memory import disk_bytes
+from tests.benchmarks.peers.data import hash_of, native_table
+from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer
 
 _TABLE = """CREATE TABLE IF NOT EXISTS bench.entries (
     `key` BIGINT, `offset` BIGINT, queue_id INT, topic_id INT, size INT, second INT,
@@ -95,12 +94,10 @@ class InnoDb(Peer):
             return cursor.fetchall()
 
     def prepare(self, entries: pa.RecordBatch) -> Any:
-        rows = packed(entries)
-        native = {name: rows[name].astype(rows.dtype[name].newbyteorder("=")) for name in ROW.names or ()}
         shared = Path("/dev/shm")
         handle, name = tempfile.mkstemp(prefix="tiered-index-peers-", dir=shared if shared.is_dir() else None)
         with open(handle, "wb") as file:
-            pa.csv.write_csv(pa.table(native), file, pa.csv.WriteOptions(include_header=False))
+            pa.csv.write_csv(native_table(entries), file, pa.csv.WriteOptions(include_header=False))
         return name
 
     def put_batch(self, prepared: Any) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.benchmarks.memory import disk_bytes
 from tests.benchmarks.peers.data import KEY_BYTES, ROW, hash_of, packed
-from tests.benchmarks.peers.protocol import Peer, disk_bytes
-
-__all__ = ["Lmdb"]
+from tests.benchmarks.peers.protocol import Peer
 
 _KEY = struct.Struct(">q")
 _REST = struct.Struct(">qiiii")

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.peers.data import TOPIC
-from tests.benchmarks.peers.protocol import Peer, disk_bytes
+from tests.benchmarks.machine.setting import TOPIC
+from tests.benchmarks.memory import disk_bytes
+from tests.benchmarks.peers.protocol import Peer
 from tiered_index import IndexReader, IndexService, __version__, merge
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import INDEX_SUFFIX
-
-__all__ = ["Ours", "files_of"]
 
 _SMALL_FILES = 8
 

@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from tests.benchmarks.peers.data import hash_of, pairs_of
 
-__all__ = ["CACHE_BYTES", "Peer", "disk_bytes"]
-
 CACHE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 """What each peer that caches by itself may cache, a quarter of the memory; the others have the page cache."""
 
@@ -113,9 +111,3 @@ class Peer(ABC):
         for key, offset in pairs_of(answer):
             found[key].append(offset)
         return [found[hash_of(key)] for key in keys]
-
-
-def disk_bytes(*paths: Path) -> int:
-    """Return the space that files and folders take on the disk."""
-    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
-    return sum(file.stat().st_blocks * 512 for file in files if file.is_file())

@@ -11,8 +11,6 @@ from tests.benchmarks.peers.rocketmq import RocketMq
 from tests.benchmarks.peers.rocksdb import RocksDb
 from tests.benchmarks.peers.sqlite import Sqlite
 
-__all__ = ["PEERS"]
-
 PEERS: dict[str, type[Peer]] = {
     "tiered_index": Ours,
     "rocketmq": RocketMq,

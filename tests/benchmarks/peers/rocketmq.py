@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.peers.data import TOPIC
+from tests.benchmarks.machine.setting import TOPIC
+from tests.benchmarks.memory import disk_bytes
 from tests.benchmarks.peers.ours import files_of
-from tests.benchmarks.peers.protocol import Peer, disk_bytes
+from tests.benchmarks.peers.protocol import Peer
 from tiered_index import IndexService, __version__
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE
 from tiered_index.format.names import INDEX_SUFFIX
-
-__all__ = ["RocketMq"]
 
 _HEAD = struct.Struct(">i")
 _SLOT = struct.Struct(">ii")

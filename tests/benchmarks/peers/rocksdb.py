@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.benchmarks.memory import disk_bytes
 from tests.benchmarks.peers.data import KEY_BYTES, ROW, hash_of, packed
-from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer, disk_bytes
-
-__all__ = ["RocksDb"]
+from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer
 
 # offset, queue and topic are the rest of the pair's key
 _PAIR_KEY_BYTES = KEY_BYTES + 16

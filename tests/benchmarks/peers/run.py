@@ -21,8 +21,7 @@ from typing import Any
 from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.peers.registry import PEERS
 from tests.benchmarks.peers.worker import Job
-
-__all__ = ["run"]
+from tests.benchmarks.running import write_document
 
 _MANY = 1_000
 _TOP = Path(__file__).parents[3]
@@ -37,14 +36,12 @@ def run(
     lookups: int,
     parent: Path,
     out: Path,
-    keep: bool,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure peers at sizes (entries, entries a key) in folders below `parent`; return the document, which is also
-    written to `out` whenever a peer is done. `keep`: what `out` has of other peers and sizes stays in it.
+    written to `out` whenever a peer is done.
     """
     sizes = [(entries - entries % per_key, per_key) for entries, per_key in sizes]
-    before = json.loads(out.read_text()) if keep and out.exists() else {"peers": {}, "results": []}
     skipped = {name: reason for name in peers if (reason := PEERS[name].missing()) is not None}
     for name, reason in skipped.items():
         note(f"{PEERS[name].name} is skipped: {reason}")
@@ -54,18 +51,13 @@ def run(
         "machine": facts(parent),
         "commit_entries": commit_entries,
         "lookups": lookups,
-        "peers": before["peers"]
-        | {name: {"name": PEERS[name].name, "version": PEERS[name].version()} for name in chosen},
+        "columns": {name: {"title": PEERS[name].name, "version": PEERS[name].version()} for name in chosen},
         "skipped": {PEERS[name].name: reason for name, reason in skipped.items()},
-        "results": before["results"],
+        "sizes": [],
     }
     for entries, per_key in sizes:
         found: dict[str, dict[str, list[float]]] = {name: {} for name in chosen}
-        document["results"] = sorted(
-            [each for each in document["results"] if _place(each) not in {(entries, per_key, name) for name in chosen}]
-            + [{"entries": entries, "per_key": per_key, "peer": name, "figures": found[name]} for name in chosen],
-            key=lambda each: (each["entries"], each["per_key"], list(PEERS).index(each["peer"])),
-        )
+        document["sizes"].append({"entries": entries, "per_key": per_key, "columns": found})
         for seed in range(rounds):
             # another one begins each round
             for name in chosen[seed % len(chosen) :] + chosen[: seed % len(chosen)]:
@@ -76,13 +68,8 @@ def run(
                     )
                     for figure, value in _life(job, Path(folder)).items():
                         found[name].setdefault(figure, []).append(value)
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_text(json.dumps(document, indent=1) + "\n")
+                write_document(out, document)
     return document
-
-
-def _place(result: dict[str, Any]) -> tuple[int, int, str]:
-    return result["entries"], result["per_key"], result["peer"]
 
 
 def _life(job: Job, folder: Path) -> dict[str, float]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.benchmarks.memory import disk_bytes
 from tests.benchmarks.peers.data import hash_of, packed
-from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer, disk_bytes
-
-__all__ = ["Sqlite"]
+from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer
 
 _TABLE = """CREATE TABLE IF NOT EXISTS entries (
     key INTEGER, offset INTEGER, queue_id INTEGER, topic_id INTEGER, size INTEGER, second INTEGER,

@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.memory import memory_bytes, proc_lines, times
 from tests.benchmarks.peers.data import ROW, Data
 from tests.benchmarks.peers.protocol import Peer
 from tests.benchmarks.peers.registry import PEERS
-
-__all__ = ["Job", "check", "check_many", "main"]
 
 _BUDGET_S = 5.0
 """How long the lookups of one kind may take."""
@@ -58,7 +57,7 @@ class Usage:
         self._own = self._sample(os.getpid())
         self._servers = [0.0, 0.0]
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is counted from here
-        self._resident = _status_bytes(os.getpid(), "VmRSS")
+        self._resident = memory_bytes("self", "VmRSS")
 
     def mark(self) -> None:
         """Begin here."""
@@ -78,8 +77,8 @@ class Usage:
     @property
     def peak_bytes(self) -> int:
         """The greatest resident memory above that of the process before the peer was opened."""
-        servers = sum(_status_bytes(pid, "VmHWM") for pid in self._peer.server_pids())
-        return _status_bytes(os.getpid(), "VmHWM") - self._resident + servers
+        servers = sum(memory_bytes(pid, "VmHWM") for pid in self._peer.server_pids())
+        return memory_bytes("self", "VmHWM") - self._resident + servers
 
     def _difference(self, which: int) -> float:
         own, servers = self._sample(os.getpid()), self._server_sum()
@@ -91,18 +90,8 @@ class Usage:
 
     @staticmethod
     def _sample(pid: int) -> list[float]:
-        if pid == os.getpid():
-            cpu_s = time.process_time()
-        else:
-            times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            cpu_s = (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-        return [cpu_s, float(next(line for line in lines if line.startswith("write_bytes")).split()[1])]
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
+        cpu_s = time.process_time() if pid == os.getpid() else times(pid)[1]
+        return [cpu_s, float(proc_lines(f"{pid}/io")["write_bytes"])]
 
 
 def check(peer: Peer, data: Data, number: int, offsets: list[int]) -> None:
