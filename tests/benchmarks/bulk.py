@@ -45,8 +45,6 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["NEWEST", "SPREAD", "KeyBatch", "check_answers", "counts_of", "look_up_many"]
-
 SPREAD, NEWEST = "of all days", "of the newest day"
 _ABSENT_ONE_IN = 20
 _SAMPLE = 2_000
@@ -145,8 +143,7 @@ def look_up_many(
             result = look_up(spark, spark.read.parquet(keys), storage=storage, max_count=_MAX_COUNT, config=config)
             assert result.frame is not None
             write_answers(result.frame, answers, S3Options())
-            elapsed_s = time.perf_counter() - begun
-            peaks = watch.peaks_mib()
+            spent = taken(begun, watch)
             result.release()
             checked = check_answers(spark, answers, batch, storage)
             tell(
@@ -157,12 +154,16 @@ def look_up_many(
                 objects=result.objects,
                 requests=result.requests,
                 read_bytes=result.bytes_read,
-                elapsed_s=elapsed_s,
-                workers_mib=peaks.get("worker", []),
-                java_mib=peaks.get("java", []),
                 checked=checked,
-                load_average=os.getloadavg()[0],
+                **spent,
             )
+
+
+def taken(begun: float, watch: ProcessWatch) -> dict[str, Any]:
+    """Return what Spark has taken since `begun`: seconds, and the peaks of its processes."""
+    elapsed_s, peaks = time.perf_counter() - begun, watch.peaks_mib()
+    memory = {"workers_mib": peaks.get("worker", []), "java_mib": peaks.get("java", [])}
+    return {"elapsed_s": elapsed_s, **memory, "load_average": os.getloadavg()[0]}
 
 
 def check_answers(spark: SparkSession, answers: str, batch: KeyBatch, storage: str, sample: int = _SAMPLE) -> int:

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from tests.benchmarks.billion.command import billion
-from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
+from tests.benchmarks.cold import COLD, curve_space_bytes
 from tests.benchmarks.cold_peers.command import cold_peers
-from tests.benchmarks.drill import drill
 from tests.benchmarks.machine.cold import check_storage
 from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
 from tests.benchmarks.machine.setting import ColdAmounts
@@ -28,7 +27,7 @@ from tiered_index.cli.main import alone, run
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError
 
-_MACHINE = (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD_BESIDE_ROCKETMQ)
+_MACHINE = (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD)
 SUITES: dict[str, Any] = {suite.name: suite for suite in (*_MACHINE, Spark(), SparkLookup())}
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 _ON_SPARK = ("spark", "spark-lookup")
@@ -86,8 +85,6 @@ def benchmarks(
 
       python -m tests.benchmarks soak --help
 
-      python -m tests.benchmarks drill
-
       python -m tests.benchmarks scale
 
       python -m tests.benchmarks billion --entries 1000000
@@ -129,13 +126,7 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
 
 app = alone(benchmarks)
 # programs with options of their own
-PROGRAMS = {
-    "billion": alone(billion),
-    "cold-peers": alone(cold_peers),
-    "drill": alone(drill),
-    "scale": alone(scale),
-    "soak": alone(soak),
-}
+PROGRAMS = {"billion": alone(billion), "cold-peers": alone(cold_peers), "scale": alone(scale), "soak": alone(soak)}
 
 
 def main(arguments: list[str] | None = None) -> None:

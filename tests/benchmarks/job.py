@@ -17,19 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.bulk import look_up_many
+from tests.benchmarks import ways
+from tests.benchmarks.bulk import look_up_many, taken
 from tests.benchmarks.machine.setting import require
 from tests.benchmarks.memory import ProcessWatch
 from tests.benchmarks.messages import (
     DAY_S,
     keys_folder,
     message_frame,
+    quiet_session,
     sum_of,
     sum_of_join,
     write_buckets,
@@ -37,28 +39,13 @@ from tests.benchmarks.messages import (
     write_keys,
     write_parquet,
 )
-from tests.benchmarks.setting import (
-    AUDIT,
-    BUILD,
-    BUILD_FRAME,
-    DUCK,
-    HASH_KEY,
-    JOIN,
-    LOOKUP,
-    MERGE,
-    PLAIN,
-    TUNED,
-    XXHASH,
-    cores_of,
-)
+from tests.benchmarks.setting import cores_of
 from tiered_index.config import IndexConfig
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.spark import audit, build, hash_key, look_up, merge, open_session
+from tiered_index.spark import audit, build, hash_key, look_up, merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["MERGE_SOURCES_S", "Job", "copy_of", "index_config", "main", "merge_options", "run_job", "run_process"]
 
 MERGE_SOURCES_S = DAY_S // 4
 """Windows of the tables that are merged to days."""
@@ -75,7 +62,7 @@ class Job:
     instead, of builds and merges, or of bulk lookups of `counts` keys.
 
     `prepare`: write the source, the index that merges are measured on, and what is joined. `counts` keys are looked up
-    and joined; with `duck` DuckDB writes Parquet, too; without `all_ways` what is `LEFT_OUT` is.
+    and joined; with `duck` DuckDB writes Parquet, too; without `all_ways` what is `ways.LEFT_OUT` is.
     """
 
     master: str
@@ -92,9 +79,9 @@ class Job:
     all_ways: bool = True
 
 
-def run_process(job: Job, told: Callable[[str, dict[str, Any]], None]) -> None:
-    """Run a job; call `told` with the name and the values of each measurement as it comes. Raises `RuntimeError` where
-    the job fails.
+def run_process(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run a job; yield the name and the values of each measurement as it comes. Raises `RuntimeError` where the job
+    fails.
     """
     document = Path(job.folder) / "job.json"
     document.write_text(json.dumps(asdict(job)))
@@ -115,7 +102,7 @@ def run_process(job: Job, told: Callable[[str, dict[str, Any]], None]) -> None:
         try:
             for line in process.stdout:
                 values = json.loads(line)
-                told(values.pop("name"), values)
+                yield values.pop("name"), values
             status = process.wait()
         finally:
             if process.poll() is None:
@@ -138,19 +125,11 @@ def merge_options(entries: int, days: int, item_bytes: int) -> MergeOptions:
     return MergeOptions(shard_bytes=max(_LEAST_SHARD, entries // days * item_bytes // 4))
 
 
-def copy_of(folder: Path, name: str) -> contextlib.AbstractContextManager[Path]:
+@contextlib.contextmanager
+def copy_of(folder: Path, name: str) -> Iterator[Path]:
     """A copy of the index `name` to merge; deleted at the end."""
-
-    @contextlib.contextmanager
-    def copied() -> Any:
-        target = Path(tempfile.mkdtemp(prefix="merged-", dir=folder))
-        try:
-            shutil.copytree(folder / name, target / "index")
-            yield target / "index"
-        finally:
-            shutil.rmtree(target)
-
-    return copied()
+    with tempfile.TemporaryDirectory(prefix="merged-", dir=folder) as target:
+        yield Path(shutil.copytree(folder / name, Path(target) / "index"))
 
 
 def run_job(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> None:
@@ -199,28 +178,28 @@ def _measure_all(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell,
         kept = folder if keep else Path(round_)
         index = f"file://{kept}/index"
         options = merge_options(job.entries, job.days, config.geometry().schema.item.itemsize)
-        built = measure(BUILD, lambda: build(spark, source, storage=index, window="1d", config=config))
+        built = measure(ways.BUILD, lambda: build(spark, source, storage=index, window="1d", config=config))
         tell(name="stored", way="tiered_index", bytes=built.written_bytes)
         frame = spark.read.parquet(source)
         if job.all_ways:
             place = f"file://{round_}/frame"
-            measure(BUILD_FRAME, lambda: build(spark, frame, storage=place, window="1d", config=config))
-        audited = measure(AUDIT, lambda: audit(spark, source, storage=index, config=config))
+            measure(ways.BUILD_FRAME, lambda: build(spark, frame, storage=place, window="1d", config=config))
+        audited = measure(ways.AUDIT, lambda: audit(spark, source, storage=index, config=config))
         require(audited.status, "ok", "an audit")
         with copy_of(folder, "parts") as parts:
-            measure(MERGE, lambda: merge(spark, storage=f"file://{parts}", window="1d", options=options))
-        for layout in (PLAIN, TUNED) if job.all_ways else (TUNED,):
+            measure(ways.MERGE, lambda: merge(spark, storage=f"file://{parts}", window="1d", options=options))
+        for layout in (ways.PLAIN, ways.TUNED) if job.all_ways else (ways.TUNED,):
             measure(layout, partial(write_parquet, frame, kept / layout, layout, job.days, job.entries // job.days))
             tell(name="stored", way=layout, bytes=_size(kept / layout))
         if job.duck:
-            measure(DUCK, lambda: write_by_duckdb(source, kept / DUCK, cores_of(job.master)))
-        hashes = ((HASH_KEY, hash_key("topic", "key")), (XXHASH, F.xxhash64("topic", "key")))
+            measure(ways.DUCK, lambda: write_by_duckdb(source, kept / ways.DUCK, cores_of(job.master)))
+        hashes = ((ways.HASH_KEY, hash_key("topic", "key")), (ways.XXHASH, F.xxhash64("topic", "key")))
         for name, column in hashes if job.all_ways else ():
             measure(name, frame.agg(F.bit_xor(column)).collect)
         for count in job.counts:
             keys = spark.read.parquet(keys_folder(folder, count))
-            found = measure(LOOKUP, partial(sum_of_lookup, spark, keys, index, config), count)
-            joined = measure(JOIN, partial(sum_of_join, spark, keys, folder / "buckets"), count)
+            found = measure(ways.LOOKUP, partial(sum_of_lookup, spark, keys, index, config), count)
+            joined = measure(ways.JOIN, partial(sum_of_join, spark, keys, folder / "buckets"), count)
             require(found, joined, f"answers to {count:,} keys")
 
 
@@ -253,15 +232,7 @@ def run_scale(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) ->
 def _scaled(job: Job, begun: float, entries: int, shards: int, watch: ProcessWatch) -> dict[str, Any]:
     if entries != job.scale:
         raise RuntimeError(f"{entries:,} of {job.scale:,} entries")
-    peaks = watch.peaks_mib()
-    return {
-        "entries": entries,
-        "elapsed_s": time.perf_counter() - begun,
-        "shards": shards,
-        "workers_mib": peaks.get("worker", []),
-        "java_mib": peaks.get("java", []),
-        "load_average": os.getloadavg()[0],
-    }
+    return {"entries": entries, "shards": shards, **taken(begun, watch)}
 
 
 def _size(folder: Path) -> int:
@@ -272,16 +243,8 @@ def _session(master: str) -> SparkSession:
     if (cores := cores_of(master)) is not None:
         # Java and its workers inherit it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "1g",
-        "spark.local.dir": tempfile.gettempdir(),
-    }
-    spark = open_session(master, app_name="tiered_index bench", settings=settings)
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
+    local = {f"spark.driver.{name}": "127.0.0.1" for name in ("host", "bindAddress")}
+    return quiet_session(master, level="OFF", **local | {"spark.executor.memory": "1g"})
 
 
 def main(document: str) -> None:

@@ -15,31 +15,15 @@ to a local folder.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.setting import SHARED, TUNED
+from tests.benchmarks import ways
+from tests.benchmarks.setting import SHARED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-__all__ = [
-    "ABSENT",
-    "BEGIN_S",
-    "DAY_S",
-    "TOPIC",
-    "key_in_one",
-    "keys_folder",
-    "message_columns",
-    "message_frame",
-    "shared_step",
-    "sum_of",
-    "sum_of_join",
-    "write_buckets",
-    "write_by_duckdb",
-    "write_keys",
-    "write_parquet",
-]
 
 TOPIC = "TopicOrder01"
 DAY_S = 86_400
@@ -47,6 +31,16 @@ BEGIN_S = 1_700_000_000 // (30 * DAY_S) * (30 * DAY_S)
 """The beginning of a window, whether of an hour, a day or 30 days."""
 ABSENT = 1 << 50
 """Numbers from here on are no message's."""
+
+
+def quiet_session(master: str, level: str = "ERROR", **settings: str) -> SparkSession:
+    """Return a session without console pages that says little."""
+    from tiered_index.spark import open_session
+
+    quiet = {"spark.ui.enabled": "false", "spark.local.dir": tempfile.gettempdir()}
+    spark = open_session(master, app_name="tiered_index bench", settings=quiet | settings)
+    spark.sparkContext.setLogLevel(level)
+    return spark
 
 
 def key_in_one(number: int) -> str:
@@ -99,7 +93,7 @@ def write_parquet(messages: DataFrame, target: Path, layout: str, days: int, a_d
     frame = messages.withColumn("day", F.to_date(F.timestamp_millis("timestamp_ms")))
     options = {"compression": "zstd"}
     order: tuple[str, ...] = ("topic", "key")
-    if layout == TUNED:
+    if layout == ways.TUNED:
         frame = frame.withColumn("key_hash", _hash(F.col("topic"), F.col("key"))).drop("key")
         order = ("key_hash",)
         options |= {

@@ -37,6 +37,20 @@ RootDir = Annotated[Path | None, Option(help="Folder to measure in; TMPDIR or /v
 Out = Annotated[Path | None, Option(help="Write the JSON document to this file, too.")]
 
 
+def base_folder(root_dir: Path | None) -> Path:
+    """Return the folder to measure in, which is made where it is missing."""
+    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    return base
+
+
+def write_document(out: Path | None, document: object) -> None:
+    """Write a document of figures to a file, if one is named."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=1) + "\n")
+
+
 def check_places(session: Session, suites: Sequence[str] | None, stored: Mapping[str, Callable[[str], object]]) -> None:
     """Raise `InvalidArgument` for a root, for a file of settings, and for a storage that the suites don't read from.
 
@@ -73,8 +87,7 @@ def measure(
 ) -> int:
     """Run suites in a fresh folder and report. Raises `DiskFull` for less than `space_bytes` free."""
     started_s = time.monotonic()
-    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
-    base.mkdir(parents=True, exist_ok=True)
+    base = base_folder(root_dir)
     if (free := shutil.disk_usage(base).free) < space_bytes:
         raise DiskFull(
             f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(space_bytes)} (--root-dir, --items)"
@@ -97,8 +110,7 @@ def measure(
         "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False],
         "elapsed_s": round(elapsed_s, 1),
     }
-    if out is not None:
-        out.write_text(json.dumps(document, indent=2) + "\n")
+    write_document(out, document)
     session.out.answer(document)
     print_report(session.out, machine, setting, figures, elapsed_s, tables)
     return 0

@@ -8,10 +8,7 @@ process, so that its memory counts. CPU times are medians, in seconds or microse
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
-import os
-import resource
 import statistics
 import threading
 import time
@@ -24,7 +21,8 @@ from typing import Annotated, Any
 import typer
 
 from tests.benchmarks.machine.setting import scratch
-from tests.benchmarks.running import Out, RootDir
+from tests.benchmarks.memory import memory_bytes
+from tests.benchmarks.running import Out, RootDir, base_folder, write_document
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.cli.session import Session, command
@@ -41,7 +39,6 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeOptions, plan_merge
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.prices import PriceTable
 
 _DAY_S = 86_400
 _LONG_S = 30 * _DAY_S
@@ -119,12 +116,8 @@ def _cpu_s(call: Callable[[], object], times: int = 1) -> float:
     return statistics.median(taken)
 
 
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+def _mib(name: str) -> float:
+    return memory_bytes("self", name) / 2**20
 
 
 def _written(folder: str, count: int) -> list[Row]:
@@ -165,16 +158,15 @@ def _plan_expiry(state: LogState) -> object:
 
 def _opened(folder: str, _: int) -> list[Row]:
     """Open a reader, as a new process does, and choose files."""
-    storage, before = LocalStorage(folder), _resident_mib()
+    storage, before = LocalStorage(folder), _mib("VmRSS")
     begun = time.process_time()
     reader = IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6)
     rows = [
         Row("open a reader", "CPU s", time.process_time() - begun),
         Row("open a reader: requests", "", reader.storage.total.requests),
-        Row("open a reader: memory kept", "MiB", _resident_mib() - before),
-        Row("open a reader: peak memory", "MiB", _peak_mib() - before),
+        Row("open a reader: memory kept", "MiB", _mib("VmRSS") - before),
+        Row("open a reader: peak memory", "MiB", _mib("VmHWM") - before),
     ]
-    prices = PriceTable()
     begin_s = _END_S - 400 * _DAY_S
     for name, low, length_s in (
         ("a minute", begin_s, 60),
@@ -183,12 +175,9 @@ def _opened(folder: str, _: int) -> list[Row]:
     ):
         choose = partial(reader._views[0].catalog.overlapping, low, low + length_s - 1)
         found = choose()
-        # a slot group each, where every filter lets the key pass
-        most_usd = prices.cost_usd({"get_range": len(found)}, 0) * 1e6
         rows += [
             Row(f"choose files of {name}", "CPU us", _cpu_s(choose, 21) * 1e6),
             Row(f"files and tables of {name}", "", len(found)),
-            Row(f"a million lookups of {name}, at most", "USD", most_usd),
         ]
     reader.close()
     return rows
@@ -199,11 +188,11 @@ def _orphans(folder: str, _: int) -> list[Row]:
     storage = LocalStorage(folder)
     log = StorageLog(storage, SystemClock())
     log.open()
-    before = _resident_mib()
+    before = _mib("VmRSS")
     cpu_s = _cpu_s(partial(find_orphans, storage, log))
     return [
         Row("find orphans", "CPU s", cpu_s),
-        Row("find orphans: more peak memory", "MiB", max(0.0, _peak_mib() - before)),
+        Row("find orphans: more peak memory", "MiB", max(0.0, _mib("VmHWM") - before)),
     ]
 
 
@@ -241,7 +230,7 @@ def _several(folder: str, count: int) -> list[Row]:
         log = StorageLog(LocalStorage(Path(f"{folder}-several/{place}")), SystemClock())
         log.create(IndexDescriptor(f"{place:032x}", layout, "scale"))
         publish(log, log.claim_epoch(), tuple(synthetic_objects(max(200, count // indexes), layout.slots)))
-    before, begun = _resident_mib(), time.process_time()
+    before, begun = _mib("VmRSS"), time.process_time()
     uri = f"file://{folder}-several"
     with IndexReader.open(uri, environment=False, refresh_interval_s=10**6) as reader:
         opened_s = time.process_time() - begun
@@ -250,7 +239,7 @@ def _several(folder: str, count: int) -> list[Row]:
             Row("many indexes", "", indexes),
             Row("many indexes: open a reader", "CPU s", opened_s),
             Row("many indexes: open a reader: requests", "", requests),
-            Row("many indexes: memory kept", "MiB", _resident_mib() - before),
+            Row("many indexes: memory kept", "MiB", _mib("VmRSS") - before),
             Row("many indexes: threads", "", threading.active_count()),
             Row("many indexes: refresh without a new record", "CPU ms", _cpu_s(reader.refresh, _REPEATED) * 1e3),
             Row("many indexes: refresh: requests", "", _requests_of(reader.refresh, reader)),
@@ -300,9 +289,7 @@ def scale(
         raise InvalidArgument("scale measures an index of its own: give no --root, --storage or --config")
     sizes = sorted(set(objects or (1_000, 10_000, 100_000)))
     columns: list[list[Row]] = []
-    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
-    base.mkdir(parents=True, exist_ok=True)
-    with session.progress("measuring", len(sizes)) as progress, scratch(base) as folder:
+    with session.progress("measuring", len(sizes)) as progress, scratch(base_folder(root_dir)) as folder:
         for size in sizes:
             columns.append(measured(folder / str(size), size))
             progress.update(len(columns), f"{size:,} objects")
@@ -313,8 +300,7 @@ def scale(
             for row in zip(*columns, strict=True)
         ],
     }
-    if out is not None:
-        out.write_text(json.dumps(document, indent=1) + "\n")
+    write_document(out, document)
     session.out.answer(document)
     session.out.table(
         ("figure", "unit", *(f"{size:,}" for size in sizes)),

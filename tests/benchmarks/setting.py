@@ -9,28 +9,6 @@ from dataclasses import dataclass
 
 from tests.benchmarks.machine.setting import Setting
 
-__all__ = [
-    "AUDIT",
-    "BUILD",
-    "BUILD_FRAME",
-    "DUCK",
-    "HASH_KEY",
-    "JOIN",
-    "LEFT_OUT",
-    "LOOKUP",
-    "MASTERS",
-    "MERGE",
-    "PLAIN",
-    "SCALE_MASTER",
-    "SHARED",
-    "TUNED",
-    "XXHASH",
-    "SparkAmounts",
-    "SparkSetting",
-    "cores_of",
-    "wanted_keys",
-]
-
 MASTERS = ("local[2]",)
 SCALE_MASTER = "local-cluster[2,1,1024]"
 """Where memory is measured: two executors of a core and 1 GiB each."""
@@ -39,13 +17,6 @@ SHARED = 64
 _DAYS = 4
 _FULL, _QUICK = 20_000_000, 1_000_000
 _KEYS, _QUICK_KEYS = (1_000, 10_000, 1_000_000), (1_000, 10_000)
-BUILD, BUILD_FRAME, MERGE, AUDIT = "build", "build of a DataFrame", "merge", "audit"
-LOOKUP, JOIN = "lookup", "join with sorted buckets"
-HASH_KEY, XXHASH = "hash_key of a column", "xxhash64 of a column"
-PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
-LEFT_OUT = (BUILD_FRAME, PLAIN, HASH_KEY, XXHASH)
-"""What is not measured with many entries."""
-DUCK = "Parquet by hash, DuckDB"
 _YEAR_WEEKS, _QUICK_WEEKS = 52, 6
 _LOCAL = re.compile(r"local\[([0-9]+)\]")
 _CLUSTER = re.compile(r"local-cluster\[([0-9]+),([0-9]+),[0-9]+\]")

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks soak`: one index under load for a long time; memory and latencies by minute.
+"""`python -m tests.benchmarks soak`: one index under load for a long time; memory by minute.
 
 Producers put at a fixed rate with the time of now, the background life cycle compacts, uploads and expires, a thread
 merges, and readers compare each answer with the model: number n of a producer has key n mod KEYS, so a key's answer
@@ -9,7 +9,6 @@ caller's, which samples.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
@@ -25,7 +24,8 @@ import typer
 
 from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.machine.setting import scratch
-from tests.benchmarks.running import Out, RootDir
+from tests.benchmarks.memory import disk_bytes, memory_bytes
+from tests.benchmarks.running import Out, RootDir, base_folder, write_document
 from tiered_index import IndexConfig, IndexReader, IndexService, MergeOptions, QueryResult, Retention, merge
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
@@ -42,7 +42,6 @@ _SEAL_S = 60.0
 _MERGED_AFTER_S = 30
 _SPARKS = "▁▂▃▄▅▆▇█"
 _RATIO_FROM_MINUTE = 10
-_LATENCIES = ("put p50", "put p99", "query p50", "query p99")
 
 I64 = npt.NDArray[np.int64]
 
@@ -76,7 +75,7 @@ class Ledger:
 
 @dataclass
 class Minute:
-    """What a minute of the soak looked like; bytes and latencies as their names say."""
+    """What a minute of the soak looked like."""
 
     minute: int
     entries: int
@@ -86,10 +85,6 @@ class Minute:
     threads: int
     root_bytes: int
     storage_bytes: int
-    put_p50_us: float
-    put_p99_us: float
-    query_p50_us: float
-    query_p99_us: float
 
 
 class Soak:
@@ -99,9 +94,6 @@ class Soak:
         self._config, self._rate, self._seed = config, rate, seed
         self._ledgers = [Ledger() for _ in range(_PRODUCERS)]
         self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._put_us: list[float] = []
-        self._query_us: list[float] = []
         self.answers = 0
         self.back_pressure = 0
         self.merged = 0
@@ -164,24 +156,18 @@ class Soak:
                 "timestamp_ms": np.full(_BATCH, second * 1000),
             }
             while True:
-                started_s = time.perf_counter()
                 try:
                     index.put_batch(columns, source=f"producer-{number}", source_position=first + _BATCH)
                     break
                 except BackPressure:
                     self.back_pressure += 1
                     time.sleep(0.05)
-            with self._lock:
-                self._put_us.append((time.perf_counter() - started_s) * 1e6)
             ledger.acknowledged = ledger.begun
 
     def _read(self, index: IndexService, number: int) -> None:
         rng = random.Random(self._seed * 1_000 + number)
         while not self._over.wait(0.01):
-            started_s = time.perf_counter()
             self._check(index, rng)
-            with self._lock:
-                self._query_us.append((time.perf_counter() - started_s) * 1e6)
 
     def _check(self, index: IndexService | IndexReader, rng: random.Random) -> None:
         key, now = rng.randrange(KEYS), int(time.time())
@@ -221,39 +207,18 @@ class Soak:
             ).sources
 
     def _sample(self, minute: int) -> Minute:
-        with self._lock:
-            puts, self._put_us = self._put_us, []
-            queries, self._query_us = self._query_us, []
-        put, query = (np.percentile(values or [0.0], (50, 99)).round(1).tolist() for values in (puts, queries))
         assert self._config.root is not None
         local = str(self._config.storage).removeprefix("file://")
         return Minute(
             minute,
             sum(ledger.acknowledged for ledger in self._ledgers) * _BATCH,
             self.answers,
-            _rss_bytes(),
+            memory_bytes("self", "VmRSS"),
             len(os.listdir("/proc/self/fd")),
             threading.active_count(),
-            _folder_bytes(self._config.root),
-            _folder_bytes(Path(local)) if local.startswith("/") else 0,
-            *put,
-            *query,
+            disk_bytes(self._config.root),
+            disk_bytes(Path(local)) if local.startswith("/") else 0,
         )
-
-
-def _rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += Path(place, name).stat().st_blocks * 512
-            except FileNotFoundError:  # it moved on
-                continue
-    return total
 
 
 def sparkline(values: list[float]) -> str:
@@ -275,9 +240,8 @@ def soak(
 ) -> int:
     """Run one index under load: two producers, background life cycle, expiry, a merge a minute, two readers.
 
-    Each answer is compared with a model. Prints memory, descriptors, threads, disk, and the p50 and p99 of puts (a
-    batch of 1,000) and lookups, by minute. Without --storage the objects lie in a folder, which is deleted at the end.
-    Exit code 1: an answer was wrong.
+    Each answer is compared with a model. Prints memory, descriptors, threads and disk by minute. Without --storage the
+    objects lie in a folder, which is deleted at the end. Exit code 1: an answer was wrong.
 
     [bold]Examples[/bold]
 
@@ -287,9 +251,7 @@ def soak(
     """
     if session.root is not None:
         raise InvalidArgument("soak makes a root of its own in --root-dir: leave --root out")
-    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
-    base.mkdir(parents=True, exist_ok=True)
-    with scratch(base) as folder:
+    with scratch(base_folder(root_dir)) as folder:
         config = IndexConfig.load(
             session.config_file,
             root=folder / "root",
@@ -321,10 +283,9 @@ def soak(
         "merged_files": run.merged,
         "memory_ratio": round(max(row.rss_bytes for row in rows[rows.index(tenth) :]) / tenth.rss_bytes, 2),
     }
-    if out is not None:
-        out.write_text(json.dumps(document, indent=2) + "\n")
+    write_document(out, document)
     session.out.answer(document)
-    columns = ("minute", "entries", "resident", "fds", "threads", "root", "storage", *_LATENCIES)
+    columns = ("minute", "entries", "resident", "fds", "threads", "root", "storage")
     shown = rows[:: max(1, len(rows) // 10)]
     cells = [
         (
@@ -332,7 +293,6 @@ def soak(
             f"{row.entries:,}",
             *(human_bytes(row.rss_bytes), row.descriptors, row.threads),
             *(human_bytes(row.root_bytes), human_bytes(row.storage_bytes)),
-            *(f"{us / 1000:.2f} ms" for us in (row.put_p50_us, row.put_p99_us, row.query_p50_us, row.query_p99_us)),
         )
         for row in shown
     ]
@@ -342,7 +302,6 @@ def soak(
             "resident": sparkline([float(row.rss_bytes) for row in rows]),
             "descriptors": sparkline([float(row.descriptors) for row in rows]),
             "root": sparkline([float(row.root_bytes) for row in rows]),
-            "query p99": sparkline([row.query_p99_us for row in rows]),
             "memory": f"{document['memory_ratio']} times minute {tenth.minute} at most",
             "answers": f"{run.answers:,}, {len(run.wrong)} wrong",
             "merged": f"{run.merged:,} files",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -23,26 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import ways
 from tests.benchmarks.billion.alone import put_all
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
 from tests.benchmarks.machine.figures import Meter, Spec, Table, at_most, pinned
 from tests.benchmarks.machine.setting import require
-from tests.benchmarks.setting import (
-    AUDIT,
-    BUILD,
-    BUILD_FRAME,
-    DUCK,
-    HASH_KEY,
-    JOIN,
-    LEFT_OUT,
-    LOOKUP,
-    MERGE,
-    PLAIN,
-    TUNED,
-    XXHASH,
-    SparkAmounts,
-    SparkSetting,
-)
+from tests.benchmarks.setting import SparkAmounts, SparkSetting
 from tests.benchmarks.year import year_table
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
@@ -51,14 +36,10 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import merge
 from tiered_index.storage.local.storage import LocalStorage
 
-__all__ = ["Spark"]
-
 _ALONE = "one process"
 _ALONE_WAYS = ("put_batch and life cycle", "merge", "merge, 2 threads")
 _MOST_GROWTH = 1.15
 _YEAR_EXACT = "lookups of the year that cost other than one GET a window in range"
-# what each job is compared with, in the same run
-_BESIDE = {BUILD: (TUNED, PLAIN, DUCK), BUILD_FRAME: (TUNED,), AUDIT: (BUILD,), HASH_KEY: (XXHASH,), LOOKUP: (JOIN,)}
 _CPU, _START = "CPU s", "start"
 
 
@@ -102,12 +83,11 @@ class Spark:
         if amounts.scale:
             goal = at_most(_MOST_GROWTH) if len(amounts.scale) > 1 else None
             return [Spec(_growth(kind), "ratio", goal) for kind in ("build", "merge")]
-        ways = [BUILD, BUILD_FRAME, AUDIT, MERGE, PLAIN, TUNED, DUCK, HASH_KEY, XXHASH]
-        ways = [way for way in ways if amounts.measures_all or way not in LEFT_OUT]
-        ways += [_named(way, count) for count in amounts.counts for way in (LOOKUP, JOIN)]
-        specs = [Spec(f"{way}, {master}", _CPU) for master in amounts.masters for way in ways]
+        named = [way for way in ways.ALL if amounts.measures_all or way not in ways.LEFT_OUT]
+        named += [_named(way, count) for count in amounts.counts for way in (ways.LOOKUP, ways.JOIN)]
+        specs = [Spec(f"{way}, {master}", _CPU) for master in amounts.masters for way in named]
         specs += [Spec(f"{way}, {_ALONE}", _CPU) for way in _ALONE_WAYS]
-        layouts = [way for way in ways if way in (PLAIN, TUNED)]
+        layouts = [way for way in named if way in (ways.PLAIN, ways.TUNED)]
         specs += [Spec(f"{name}: bytes an entry", "bytes") for name in ("tiered_index", *layouts)]
         if amounts.measures_all:
             specs.append(Spec(_YEAR_EXACT, "count", at_most(0)))
@@ -121,8 +101,9 @@ class Spark:
             return
         for number, master in enumerate(amounts.masters):
             spent = _Spent()
-
-            def told(name: str, values: dict[str, Any], master: str = master, spent: _Spent = spent) -> None:
+            for name, values in run_process(
+                job_of(amounts, folder, master, prepare=number == 0, counts=amounts.counts)
+            ):
                 if name == "started":
                     spent.few[_START] = [values]
                 elif values["few"]:
@@ -132,10 +113,8 @@ class Spark:
                 else:
                     spent.rounds.setdefault((name, values["keys"]), []).append(values)
                     meter.record(f"{_named(name, values['keys'])}, {master}", values["java_s"] + values["python_s"])
-
-            run_process(_job(amounts, folder, master, prepare=number == 0, counts=amounts.counts), told)
             meter.tables.append(_cpu_table(spent, amounts, master))
-        config = index_config(_job(amounts, folder, ""))
+        config = index_config(job_of(amounts, folder, ""))
         for _ in meter.rounds():
             meter.record(f"{_ALONE_WAYS[0]}, {_ALONE}", _build_alone(folder, config, amounts.entries))
             for threads, way in enumerate(_ALONE_WAYS[1:], 1):
@@ -147,18 +126,10 @@ class Spark:
         meter.record(_YEAR_EXACT, 0 if exact else 1)
 
 
-def _job(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
-    return Job(
-        master,
-        str(folder),
-        amounts.entries,
-        amounts.days,
-        amounts.rounds,
-        amounts.preset,
-        amounts.slots,
-        all_ways=amounts.measures_all,
-        **more,
-    )
+def job_of(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
+    """Return a job of these amounts."""
+    about = (amounts.entries, amounts.days, amounts.rounds, amounts.preset, amounts.slots)
+    return Job(master, str(folder), *about, all_ways=amounts.measures_all, **more)
 
 
 def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
@@ -166,7 +137,7 @@ def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
     rows: list[tuple[Any, ...]] = []
     for way, keys in spent.rounds:
         cpu_s, fixed_s = spent.cpu_s((way, keys)), spent.fixed_s(way)
-        beside = [(other, keys) for other in _BESIDE.get(way, ()) if (other, keys) in spent.rounds]
+        beside = [(other, keys) for other in ways.BESIDE.get(way, ()) if (other, keys) in spent.rounds]
         rows.append(
             (
                 _named(way, keys),
@@ -193,10 +164,9 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
     peaks: dict[str, list[int]] = {"build": [], "merge": []}
     master = amounts.masters[0]
     for entries in amounts.scale:
-
-        def told(name: str, values: dict[str, Any], entries: int = entries) -> None:
+        for name, values in run_process(job_of(amounts, folder, master, scale=entries)):
             if not name.startswith("scale "):
-                return
+                continue
             kind = name.removeprefix("scale ")
             workers, java = values["workers_mib"], values["java_mib"]
             peaks[kind].append(max(workers, default=0))
@@ -212,7 +182,6 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
                 )
             )
 
-        run_process(_job(amounts, folder, master, scale=entries), told)
         require(len(rows) % 2, 0, "a build and a merge")
     for kind, values in peaks.items():
         meter.record(_growth(kind), values[-1] / max(1, values[0]))
@@ -225,17 +194,14 @@ def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
     # imported when asked for: it loads pandas, and --help imports this module
     import pyarrow.dataset as ds
 
-    place = Path(tempfile.mkdtemp(prefix="alone-", dir=folder))
-    settings = config.changed(root=place / "root", storage=f"file://{place / 'storage'}", background=False)
-    try:
+    with tempfile.TemporaryDirectory(prefix="alone-", dir=folder) as place:
+        settings = config.changed(root=Path(place, "root"), storage=f"file://{place}/storage", background=False)
         with _on_cores(1), IndexService.open(settings) as index:
             begun = time.process_time()
             put = put_all(index, ds.dataset(folder / "messages", format="parquet"))
             cpu_s = time.process_time() - begun
             require(put, entries, "entries that were put")
-        return cpu_s
-    finally:
-        shutil.rmtree(place)
+    return cpu_s
 
 
 def _merge_alone(folder: Path, config: IndexConfig, entries: int, days: int, threads: int) -> float:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.bulk import counts_of
-from tests.benchmarks.job import Job, run_process
+from tests.benchmarks.job import run_process
 from tests.benchmarks.machine.figures import Meter, Spec, Table
 from tests.benchmarks.machine.setting import require, scratch
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, wanted_keys
-
-__all__ = ["SparkLookup"]
+from tests.benchmarks.spark import job_of
 
 _FULL, _QUICK = 20_000_000, 400_000
 _MIB = 1 << 20
@@ -41,66 +40,32 @@ class SparkLookup:
         """As `Suite.run`."""
         amounts = SparkAmounts.of(setting)
         master = setting.masters[0] if setting.masters else SCALE_MASTER
-        columns = (
-            "keys",
-            "asked for",
-            "found",
-            "objects",
-            "requests",
-            "MiB read",
-            "of the index",
-            "Python workers, peak MiB",
-            "Java, peak MiB",
-            "answers compared with a reader's",
-            "seconds",
-            "load average",
-        )
+        counts = wanted_keys(setting)
+        columns: tuple[str, ...] = ("keys", "asked for", "found", "objects", "requests", "MiB read", "of the index")
+        columns += ("Python workers, peak MiB", "Java, peak MiB", "answers compared with a reader's", "seconds")
+        columns += ("load average",)
         for entries in _scale(setting):
             index: dict[str, Any] = {}
             rows: list[tuple[Any, ...]] = []
-
-            def told(
-                name: str,
-                values: dict[str, Any],
-                entries: int = entries,
-                index: dict[str, Any] = index,
-                rows: list[tuple[Any, ...]] = rows,
-            ) -> None:
-                if name == "index":
-                    index.update(values)
-                elif name == "lookup":
-                    part = values["read_bytes"] / index["bytes"]
-                    meter.record(_part_read(entries, values["kind"], values["keys"]), part)
-                    rows.append(
-                        (
-                            values["keys"],
-                            values["kind"],
-                            values["found"],
-                            values["objects"],
-                            values["requests"],
-                            round(values["read_bytes"] / _MIB, 2),
-                            round(part, 4),
-                            " ".join(map(str, values["workers_mib"])),
-                            " ".join(map(str, values["java_mib"])),
-                            values["checked"],
-                            round(values["elapsed_s"], 1),
-                            round(values["load_average"], 1),
-                        )
-                    )
-
             with scratch(folder) as place:
-                job = Job(
-                    master,
-                    str(place),
-                    amounts.entries,
-                    amounts.days,
-                    1,
-                    amounts.preset,
-                    amounts.slots,
-                    scale=entries,
-                    counts=wanted_keys(setting),
-                )
-                run_process(job, told)
+                for name, values in run_process(job_of(amounts, place, master, scale=entries, counts=counts)):
+                    if name == "index":
+                        index = values
+                    elif name == "lookup":
+                        part = values["read_bytes"] / index["bytes"]
+                        meter.record(_part_read(entries, values["kind"], values["keys"]), part)
+                        rows.append(
+                            (
+                                *(values[column] for column in ("keys", "kind", "found", "objects", "requests")),
+                                round(values["read_bytes"] / _MIB, 2),
+                                round(part, 4),
+                                " ".join(map(str, values["workers_mib"])),
+                                " ".join(map(str, values["java_mib"])),
+                                values["checked"],
+                                round(values["elapsed_s"], 1),
+                                round(values["load_average"], 1),
+                            )
+                        )
             require(len(rows), len(_at_scale(setting, entries)), "lookups")
             title = (
                 f"{entries:,} entries, {index['shards']} shards of {amounts.days} days, {index['bytes'] / _MIB:,.0f} "

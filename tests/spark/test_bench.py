@@ -15,19 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from docs.generators import spark_page
 from tests.benchmarks.bulk import NEWEST, SPREAD, KeyBatch, check_answers, counts_of
 from tests.benchmarks.messages import ABSENT, BEGIN_S, TOPIC, key_in_one, message_frame
-from tests.benchmarks.setting import (
-    AUDIT,
-    BUILD,
-    BUILD_FRAME,
-    JOIN,
-    LOOKUP,
-    MASTERS,
-    MERGE,
-    SCALE_MASTER,
-    SparkAmounts,
-    SparkSetting,
-    cores_of,
-)
+from tests.benchmarks.setting import MASTERS, SCALE_MASTER, SparkAmounts, SparkSetting, cores_of
+from tests.benchmarks.ways import AUDIT, BUILD, BUILD_FRAME, JOIN, LOOKUP, MERGE
 from tests.benchmarks.year import DAY_S, YearOfFiles
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.spark import build, look_up

@@ -7,19 +7,15 @@ python -m tests.benchmarks.billion.buckets FOLDER MASTER join     joins the keys
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.benchmarks.billion.data import KEYS_FILE, SOURCE
-from tests.benchmarks.messages import sum_of_join, write_buckets
-from tiered_index.spark import open_session
+from tests.benchmarks.messages import quiet_session, sum_of_join, write_buckets
 
 
 def main(folder: str, master: str, task: str = "write") -> None:
     """Write or join."""
-    settings = {"spark.ui.enabled": "false", "spark.local.dir": tempfile.gettempdir()}
-    spark = open_session(master, settings=settings)
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = quiet_session(master)
     buckets = Path(folder) / "buckets"
     if task == "write":
         write_buckets(spark.read.parquet(str(Path(folder) / SOURCE)), buckets)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,8 @@ import typer
 
 from tests.benchmarks.billion.run import SPACE_BYTES_PER_ENTRY, Run
 from tests.benchmarks.machine.figures import facts
-from tests.benchmarks.running import Out, RootDir
+from tests.benchmarks.memory import disk_bytes
+from tests.benchmarks.running import Out, RootDir, base_folder, write_document
 from tests.support.environment import own_environment
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
@@ -52,8 +51,7 @@ def billion(
       python -m tests.benchmarks billion --root-dir /mnt/large --out build/billion.json
     """
     sizes = sorted(set(entries or _ENTRIES))
-    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
-    base.mkdir(parents=True, exist_ok=True)
+    base = base_folder(root_dir)
     try:
         import duckdb  # noqa: F401
         import pyspark  # noqa: F401
@@ -66,8 +64,7 @@ def billion(
         with own_environment():
             run = Run(folder, size, master, partial(_tell, session, size))
             document["sizes"][f"{size}"] = run.run(with_spark_parquet=spark_parquet)
-        if out is not None:
-            out.write_text(json.dumps(document, indent=1) + "\n")
+        write_document(out, document)
         shutil.rmtree(folder)
         session.out.table(_COLUMNS, _rows(run.steps, size))
     session.out.answer(document)
@@ -81,7 +78,7 @@ def _tell(session: Session, size: int, step: str) -> None:
 def _check_space(base: Path, sizes: list[int]) -> None:
     """Raise `DiskFull` where the largest size has too little disk."""
     free = shutil.disk_usage(base).free
-    free += sum(path.stat().st_blocks * 512 for path in base.glob("tiered-index-year-*/**/*") if path.is_file())
+    free += disk_bytes(*base.glob("tiered-index-year-*"))
     if free < (wanted := sizes[-1] * SPACE_BYTES_PER_ENTRY):
         raise DiskFull(
             f"{base} has {human_bytes(free)} free; {sizes[-1]:,} messages need {human_bytes(wanted)}. "

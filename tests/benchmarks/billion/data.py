@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.spark import open_session
+from tests.benchmarks.messages import quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -96,8 +96,7 @@ def write(spark: SparkSession, folder: Path, entries: int) -> None:
 
 def main(folder: str, entries: str, master: str) -> None:
     """Write everything."""
-    spark = open_session(master, settings={"spark.ui.enabled": "false", "spark.local.dir": tempfile.gettempdir()})
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = quiet_session(master)
     write(spark, Path(folder), int(entries))
     spark.stop()
 

@@ -9,37 +9,28 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.memory import ProcessWatch, below
+from tests.benchmarks.memory import ProcessWatch, Sampler, below, proc_lines
 
-_SAMPLE_S = 1.0
 _TOP = Path(__file__).resolve().parents[3]
 _TOLD_OF_FAILURE = 3_000
 
 
-class _Disk:
+class _Disk(Sampler):
     """While entered, samples the used disk and the bytes that processes read and write."""
 
+    period_s = 1.0
+
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
         self._before = shutil.disk_usage(folder).used
         self._peak = self._before
         self._bytes: dict[int, tuple[int, int]] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bench-disk", daemon=True)
-
-    def __enter__(self) -> _Disk:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
     def figures(self) -> dict[str, int]:
         """Return the bytes."""
@@ -52,15 +43,11 @@ class _Disk:
             "written_bytes": written,
         }
 
-    def _run(self) -> None:
-        while not self._over.wait(_SAMPLE_S):
-            self._peak = max(self._peak, shutil.disk_usage(self._folder).used)
-            for pid in below(os.getpid()):
-                try:
-                    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-                except OSError:
-                    continue
-                self._bytes[pid] = int(lines["rchar"]), int(lines["wchar"])
+    def sample(self) -> None:
+        self._peak = max(self._peak, shutil.disk_usage(self._folder).used)
+        for pid in below(os.getpid()):
+            if moved := proc_lines(f"{pid}/io"):
+                self._bytes[pid] = int(moved["rchar"]), int(moved["wchar"])
 
 
 def measured(command: Sequence[str], folder: Path, codes: Sequence[int] = (0,)) -> tuple[dict[str, Any], Any]:

@@ -1,9 +1,13 @@
-"""Suite `cold`: requests, bytes and time of lookups in stored files, with an injected latency or on `--storage`.
+"""Lookups of suite `cold`: requests, bytes and time in stored files, with an injected latency or on `--storage`.
 
 There are many small stored files, one for each hour. The 1, 10, 100 or 1,000 newest are in the range of a lookup. Each
 file has some keys that are in all files, and keys of its own. Each lookup is for a new key. Its time is compared with
 the time of plain GETs of the same ranges. Each measurement starts the sequence of injected latencies again, so two ways
 that read the same number of ranges have the same latencies.
+
+RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then the slot's array, in every file of the range. It has
+no filter, and verifies nothing. Its storage provider decides how many files it reads in parallel. So the suite measures
+two ways: file by file, and with as many parallel reads as a reader of this project has.
 
 Threads: the suite's thread calls everything. Only the methods of `Network` may be called from any thread, except
 `begin`.
@@ -24,13 +28,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.benchmarks.machine.figures import Meter, Spec, Suite, Table, at_least, at_most
+from tests.benchmarks.machine.figures import Meter, Spec, Table, at_least, at_most
 from tests.benchmarks.machine.setting import (
-    ABSENT,
     START_MS,
     TOPIC,
     ColdAmounts,
     Setting,
+    absent_keys,
     batch,
     key_array,
     keys_of,
@@ -38,14 +42,15 @@ from tests.benchmarks.machine.setting import (
     scratch,
 )
 from tests.support.cold_index import without_summary
+from tests.support.foreign_lookups import bare_slot_run
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import key_hash
-from tiered_index.format.layout import Layout
+from tiered_index.format.hashing import key_hash, normal_hashes
+from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 from tiered_index.format.trailer import Run
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes
 from tiered_index.service.reader import IndexReader
@@ -233,6 +238,9 @@ _KINDS = ("one", "all", "none")
 # all files have the key, and the lookup asks for 64 answers
 _NEWEST = "all, newest 64"
 _OURS, _WITH_FILTERS, _RAW = "ours", "ours, filters cached", "plain GETs"
+_SERIAL, _PARALLEL = "RocketMQ, file by file", "RocketMQ, in parallel"
+# reading this many files one by one takes a minute: the suite does it once
+_LONG = 1_000
 _FRESH, _OPENING = "fresh reader", "(opening only)"
 _MAX_COUNT = 64
 _MOST_TIMES = 1.2
@@ -265,7 +273,7 @@ class Round:
         """Return a new key, the number of its answers in the `files` newest files, and a `max_count`."""
         number = int(self._random.integers(1 << 31))
         if kind == "none":
-            return keys_of(np.array([ABSENT + number]))[0], 0, _MAX_COUNT
+            return absent_keys(np.array([number]))[0], 0, _MAX_COUNT
         if kind == "one":
             file = self.files.count - 1 - int(self._random.integers(files))
             return self.files.key_in_one(file, number), 1, _MAX_COUNT
@@ -305,13 +313,41 @@ class Round:
             self.timed((files, "all", _FRESH), self.number, look_up, answers)
 
 
-OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]
+def _rocketmqs_ways(measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
+    """Measure one more lookup of a key in RocketMQ's way, and file by file in the last turn."""
+    count, number, amounts = len(files), measured.number, measured.amounts
+    key, _, _ = measured.key(count, "one")
+    read = partial(
+        _as_rocketmq, storage=measured.network, layout=measured.files.layout, files=files, topic=TOPIC, key=key
+    )
+    measured.timed((count, "one", _PARALLEL), number * 1_000 + turn, partial(read, pool), None)
+    is_last = turn == amounts.lookups[count] - 1
+    if is_last and (count <= 10 or not amounts.quick) and (count < _LONG or number == 0):
+        measured.timed((count, "one", _SERIAL), number, partial(read, None), None)
 
 
-def _measure_lookups(
-    network: Network, files: StoredFiles, amounts: ColdAmounts, meter: Meter, other_ways: OtherWays | None
-) -> Iterator[Cells]:
-    """Yield the results of each round. `other_ways` are measured after the lookups of each turn."""
+def _as_rocketmq(
+    pool: Executor | None, storage: Storage, layout: Layout, files: Sequence[StorageBytes], topic: str, key: str
+) -> LookupCost:
+    """Look a key up in RocketMQ's way: in parallel with a pool, otherwise file by file."""
+    hash31 = key_hash(topic, key)
+    slot = hash31 % layout.slots
+
+    def look(file: StorageBytes) -> LookupCost:
+        name, size = file.stored.name, file.stored.size_bytes
+        slot_item = storage.get_range(name, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE)
+        position, length = bare_slot_run(slot_item, layout, name, size, slot)
+        if not length:
+            return LookupCost(0, 1, SLOT_SIZE)
+        items = np.frombuffer(storage.get_range(name, position, length), layout.schema.item)
+        return LookupCost(int(np.count_nonzero(normal_hashes(items["key_hash"]) == hash31)), 2, SLOT_SIZE + length)
+
+    spent = list((pool.map if pool is not None and len(files) > 1 else map)(look, files))
+    return LookupCost.of_gets(sum(s.found for s in spent), sum(s.requests for s in spent), sum(s.bytes for s in spent))
+
+
+def _measure_lookups(network: Network, files: StoredFiles, amounts: ColdAmounts, meter: Meter) -> Iterator[Cells]:
+    """Yield the results of each round."""
     network.begin(0)
     with open_reader(network) as plain, open_reader(network, files.cache) as filtered:
         threads = plain.config.query_threads
@@ -336,8 +372,7 @@ def _measure_lookups(
                             measured.timed((count, kind, _RAW), seed, partial(_raw_ranges, pool, get, runs), None)
                             measured.timed((count, kind, _OURS), seed, partial(look_up, plain), answers)
                             measured.timed((count, kind, _WITH_FILTERS), seed, partial(look_up, filtered), answers)
-                        if other_ways is not None:
-                            other_ways(measured, near, turn, pool)
+                        _rocketmqs_ways(measured, near, turn, pool)
                     measured.open(count)
                 yield measured.cells
 
@@ -354,7 +389,8 @@ def _spared(amounts: ColdAmounts) -> str:
     return f"absent keys, filters cached: files of {max(amounts.lookups):,} without a GET"
 
 
-def _specs(setting: Setting) -> Sequence[Spec]:
+def cold_specs(setting: Setting) -> Sequence[Spec]:
+    """Return the figures with goals."""
     amounts = ColdAmounts.of(setting)
     pairs = [(files, kind) for files in amounts.lookups for kind in _KINDS]
     specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (_section(*pair),)) for pair in pairs]
@@ -364,27 +400,21 @@ def _specs(setting: Setting) -> Sequence[Spec]:
     return specs
 
 
-def measure_cold(
-    setting: Setting, folder: Path, meter: Meter, others: Sequence[str] = (), other_ways: OtherWays | None = None
-) -> None:
-    """Measure lookups and, in the same rounds, `other_ways` of reading. Tables call these ways `others`."""
+def measure_cold(setting: Setting, folder: Path, meter: Meter) -> None:
+    """Measure lookups and, in the same rounds, RocketMQ's ways of reading."""
     amounts = ColdAmounts.of(setting)
     with scratch(folder) as place:
         # RocketMQ's way needs the slot table
-        files = make_files(setting, amounts.layout, amounts.files, place, plain=other_ways is not None)
+        files = make_files(setting, amounts.layout, amounts.files, place, plain=True)
         cells: Cells = {}
         with _network(setting, files) as network:
-            for measured in _measure_lookups(network, files, amounts, meter, other_ways):
+            for measured in _measure_lookups(network, files, amounts, meter):
                 _record(measured, amounts, meter)
                 for way, costs in measured.items():
                     cells.setdefault(way, []).extend(costs)
         where = setting.storage or f"a folder behind a latency of lognormal({_MEDIAN_MS:.0f} ms, {_SIGMA})"
         about = f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
-        meter.tables += _lookup_tables(cells, about, others)
-
-
-COLD = Suite("cold", _specs, measure_cold)
-"""The suite makes its files once. Each round uses other keys."""
+        meter.tables += _lookup_tables(cells, about)
 
 
 @contextlib.contextmanager
@@ -433,8 +463,12 @@ _COLUMNS = (
 )
 
 
-def _lookup_tables(cells: Cells, about: str, others: Sequence[str]) -> Iterator[Table]:
-    parts = {"lookups": (_OURS, _WITH_FILTERS), "other ways": (_RAW, *others), "a reader without caches": (_FRESH,)}
+def _lookup_tables(cells: Cells, about: str) -> Iterator[Table]:
+    parts = {
+        "lookups": (_OURS, _WITH_FILTERS),
+        "other ways": (_RAW, _PARALLEL, _SERIAL),
+        "a reader without caches": (_FRESH,),
+    }
     for title, ways in parts.items():
         chosen = [(way, costs) for who in ways for way, costs in cells.items() if way[2] == who]
         chosen.sort(key=lambda pair: pair[0][0])

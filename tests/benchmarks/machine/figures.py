@@ -12,32 +12,31 @@ import cProfile
 import os
 import platform
 import statistics
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from tests.benchmarks.machine.setting import Setting, scratch
+from tests.benchmarks.memory import Sampler, memory_bytes, proc_lines
 from tiered_index._version import __version__
 from tiered_index.heap import give_back
 from tiered_index.kernels import compiled
 
-_SAMPLE_S = 0.01
 _MIB = 1 << 20
 
 
 def facts(folder: Path) -> dict[str, Any]:
     """Return what figures depend on, JSON-ready; `folder` is where they are taken."""
     return {
-        "cpu": _proc_value("/proc/cpuinfo", "model name"),
+        "cpu": proc_lines("cpuinfo").get("model name"),
         "cores": len(os.sched_getaffinity(0)),
-        "memory": _proc_value("/proc/meminfo", "MemTotal"),
+        "memory": proc_lines("meminfo").get("MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -88,40 +87,21 @@ def settle() -> None:
     give_back()
 
 
-class MemoryWatch:
+class MemoryWatch(Sampler):
     """A thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the start."""
 
+    period_s = 0.01
+
     def __init__(self) -> None:
+        super().__init__()
         self.peak_mib = 0.0
-        self._before = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bench-memory", daemon=True)
 
-    def __enter__(self) -> MemoryWatch:
-        self._before = _anonymous_bytes()
-        self._thread.start()
-        return self
+    def __enter__(self) -> Self:
+        self._before = memory_bytes("self", "RssAnon")
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(_SAMPLE_S):
-            self.peak_mib = max(self.peak_mib, (_anonymous_bytes() - self._before) / _MIB)
-
-
-def _anonymous_bytes() -> int:
-    return int((_proc_value("/proc/self/status", "RssAnon") or "0 kB").split()[0]) * 1024
-
-
-def _proc_value(path: str, name: str) -> str | None:
-    """Return the value of the first ``name: value`` line of a file in /proc, or None."""
-    for line in Path(path).read_text().splitlines():
-        found, _, value = line.partition(":")
-        if found.strip() == name:
-            return value.strip()
-    return None
+    def sample(self) -> None:
+        self.peak_mib = max(self.peak_mib, (memory_bytes("self", "RssAnon") - self._before) / _MIB)
 
 
 def _filesystem(folder: Path) -> str:

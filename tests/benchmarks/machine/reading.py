@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.benchmarks.machine.figures import Goal, Meter, Spec, Suite, at_least, at_most, cores, pinned, settle
 from tests.benchmarks.machine.setting import (
-    ABSENT,
     START_MS,
     TOPIC,
     Setting,
+    absent_keys,
     compact_only,
     fill,
     keys_of,
@@ -64,9 +64,7 @@ LOOKUP = Suite("lookup", _lookup_specs, _lookup, passes=len(_STATES))
 
 def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter: Meter) -> None:
     numbers = numbers_of(setting.lookups, setting.entries, seed)
-    for kind, keys, answers in zip(
-        _KINDS, (keys_of(numbers), keys_of(numbers + ABSENT)), (len(numbers), 0), strict=True
-    ):
+    for kind, keys, answers in zip(_KINDS, (keys_of(numbers), absent_keys(numbers)), (len(numbers), 0), strict=True):
         latencies, found = array("d"), 0
         with meter.section(f"{state} {kind}"):
             for key in keys:

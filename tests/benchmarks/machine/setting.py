@@ -70,8 +70,13 @@ def keys_of(numbers: npt.NDArray[np.int64]) -> list[str]:
     return key_array(numbers).to_pylist()  # type: ignore[no-any-return]
 
 
-def batch(numbers: npt.NDArray[np.int64], keys: Any = None) -> pa.RecordBatch:
-    """Return messages as `put_batch` takes them; `keys` stand in for the messages' own."""
+def absent_keys(numbers: npt.NDArray[np.int64]) -> list[str]:
+    """Return as many keys that no message has."""
+    return keys_of(numbers + ABSENT)
+
+
+def batch(numbers: npt.NDArray[np.int64], keys: Any = None, **others: npt.NDArray[Any]) -> pa.RecordBatch:
+    """Return messages as `put_batch` takes them; `keys` and `others` stand in for the messages' own columns."""
     count = len(numbers)
     columns = {
         "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([TOPIC])),
@@ -80,6 +85,7 @@ def batch(numbers: npt.NDArray[np.int64], keys: Any = None) -> pa.RecordBatch:
         "offset": pa.array(numbers * 1000),
         "size": pa.array(np.full(count, 512)),
         "timestamp_ms": pa.array(START_MS + numbers // _PER_MS),
+        **{name: pa.array(values) for name, values in others.items()},
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

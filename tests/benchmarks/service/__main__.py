@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.machine.figures import facts
+from tests.benchmarks.running import write_document
 from tests.benchmarks.service.measuring import measure
 
 _OUT = Path(__file__).parents[3] / "build" / "service.json"
@@ -30,8 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.dir) as folder:
         rows = measure(Path(folder), given.entries, given.seconds, given.soak)
     document = {"machine": facts(given.dir), "entries": given.entries, "seconds": given.seconds, "rows": rows}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(document, indent=1))
+    write_document(given.out, document)
     print("\n".join(table(rows)))
     if wrong := [row["name"] for row in rows if row.get("wrong")]:
         sys.exit(f"wrong answers: {', '.join(wrong)}")

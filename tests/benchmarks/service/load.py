@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.object_store import unchunked
+
 _STATUS = slice(9, 12)
 
 
@@ -87,7 +89,7 @@ class Connection(asyncio.Protocol):
         if at < 15:  # a long answer comes in chunks
             if not self._received.endswith(b"\r\n0\r\n\r\n"):
                 return
-            self._received[body_at:] = _joined(self._received, body_at)
+            self._received[body_at:] = unchunked(bytes(self._received[body_at:]))
         elif len(self._received) < body_at + int(head[at : head.index(b"\r", at)]):
             return
         if head[_STATUS] == b"503":
@@ -112,15 +114,6 @@ class Connection(asyncio.Protocol):
             self._load.wrong.append(f"a connection broke off: {exc!r}")
         if not self.ended.done():
             self.ended.set_result(None)
-
-
-def _joined(data: bytearray, at: int) -> bytes:
-    """Return the body of a whole answer whose chunks begin `at`."""
-    parts = []
-    while size := int(data[at : (end := data.index(b"\r\n", at))], 16):
-        parts.append(bytes(data[end + 2 : end + 2 + size]))
-        at = end + 2 + size + 2
-    return b"".join(parts)
 
 
 async def drive(
@@ -151,8 +144,6 @@ class SlowReader(asyncio.Protocol):
 
     def __init__(self, request: bytes, pause_s: float) -> None:
         self._request, self._pause_s = request, pause_s
-        self.received_bytes = 0
-        self.was_cut = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -160,13 +151,9 @@ class SlowReader(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self.received_bytes += len(data)
         self.transport.pause_reading()
         asyncio.get_running_loop().call_later(self._pause_s, self._resume)
 
     def _resume(self) -> None:
         if not self.transport.is_closing():
             self.transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.was_cut = True

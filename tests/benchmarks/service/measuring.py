@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
+from tests.benchmarks.memory import memory_bytes, proc_lines, times
 from tests.benchmarks.service.load import Request, SlowReader, drive
 from tiered_index import IndexService
 from tiered_index.client import IndexClient
@@ -134,7 +135,7 @@ class _Service:
     ) -> dict[str, Any]:
         """Return the figures of one load."""
         print(name, file=sys.stderr, flush=True)
-        before_s = self._cpu_s()
+        before_s = times(self._process.pid)[1]
         seconds = max(self._seconds, 2 * pause_s)
         load = asyncio.run(
             drive(
@@ -148,7 +149,7 @@ class _Service:
         figures = load.figures()
         if load.wrong:
             print(load.wrong[0], file=sys.stderr)
-        cpu_us = (self._cpu_s() - before_s) / max(1, figures["answers"]) * 1e6
+        cpu_us = (times(self._process.pid)[1] - before_s) / max(1, figures["answers"]) * 1e6
         return {"name": name, **figures, "cpu_us": cpu_us, "elapsed_s": load.elapsed_s, **self._resources()}
 
     def beside_slow_readers(self) -> dict[str, Any]:
@@ -194,17 +195,12 @@ class _Service:
         self._seconds = steady
         return last | {f"{name}_before": first[name] for name in ("memory_mib", "threads", "descriptors")}
 
-    def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _resources(self) -> dict[str, int]:
-        proc = Path(f"/proc/{self._process.pid}")
-        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+        pid = self._process.pid
         return {
-            "memory_mib": int(status["VmRSS"].split()[0]) >> 10,
-            "threads": int(status["Threads"]),
-            "descriptors": len(list((proc / "fd").iterdir())),
+            "memory_mib": memory_bytes(pid, "VmRSS") >> 20,
+            "threads": int(proc_lines(f"{pid}/status")["Threads"]),
+            "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         }
 
 
