@@ -1,4 +1,4 @@
-"""One Spark session of two cores for everything here, and an S3 server that its tasks can reach."""
+"""One Spark session of two cores for everything here, and the S3 server, which its tasks can reach."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.s3_server import CREDENTIALS, s3_server
+from tests.support.s3_server import CREDENTIALS
 
 WORKERS = Path(__file__).parents[1] / "support" / "spark_workers"
 """A folder of PYTHONPATH: workers are forked with everything imported."""
@@ -42,15 +42,23 @@ def spark(tmp_path_factory):
     os.environ.update(before)
 
 
-@pytest.fixture(scope="session")
-def s3():
-    with s3_server() as server:
+@pytest.fixture(scope="module")
+def s3(server):
+    """The S3 server, and in the environment what its clients need."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in server.environment.items():
+            patched.setenv(name, value)
         yield server
 
 
 @pytest.fixture
 def storage(tmp_path):
     return f"file://{tmp_path}/storage"
+
+
+@pytest.fixture
+def uploads_in_parts(monkeypatch):
+    monkeypatch.setattr("tiered_index.service.merge.task._PART_BYTES", 500)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 from tests.property.published import Published, mark
 from tests.support.later import Later
 from tests.support.model import Answer, ReferenceModel
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService, hash_key
 from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
@@ -51,29 +52,40 @@ def write_parquet(table: pa.Table, path: Path, *, group_rows: int = 700) -> str:
     return str(path)
 
 
+def put_files(uri: str, root: Path, *tables: pa.Table, rows: int = 1_000_000, **settings: Any) -> None:
+    """Put tables as a writer does, into files of so many rows."""
+    chosen = {"slots": 64, "items": 100_000, "background": False, **settings}
+    with IndexService.open(root=root, storage=uri, **chosen) as index:
+        for batch in (batch for table in tables for batch in table.to_batches(rows)):
+            index.put_batch(batch)
+            index.flush()
+            index.seal()
+        index.run_lifecycle()
+
+
 def check(storage: str, *tables: pa.Table, keys: int = 40, pages: int = 7) -> None:
-    """Assert that a reader of `storage` answers as the model does, whole, by ranges and by pages; the hot key among
-    them.
-    """
-    rows: dict[tuple[str, str], list[Any]] = {}
-    for table in tables:
-        for row in table.to_pylist():
-            rows.setdefault((row["topic"], row["key"]), []).append(row)
-    asked = sorted(rows, key=lambda pair: -len(rows[pair]))
-    chosen = asked[:5] + asked[5 :: max(1, len(asked) // keys)]
+    """Assert that a reader of `storage` answers as the model does, as `check_answers`."""
     with IndexReader.open(storage) as reader:
-        for topic, key in chosen:
-            model = ReferenceModel()
-            for row in rows[topic, key]:
-                model.put(topic, row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
-            whole = reader.query(topic, key, max_count=1_000_000)
-            assert whole.status == "complete"
-            assert [Answer.of(item) for item in whole.items] == model.query(topic, key, max_count=None)
-            times = sorted(entry.second * 1000 for entry in model.entries)
-            low, high = times[len(times) // 4], times[3 * len(times) // 4]
-            ranged = reader.query(topic, key, low, high, max_count=pages)
-            assert [Answer.of(item) for item in ranged.items] == model.query(topic, key, low, high, max_count=pages)
-        assert not reader.query("orders", "nobody's").items
+        check_answers(reader, *tables, keys=keys, pages=pages)
+
+
+def check_answers(reader: IndexReader, *tables: pa.Table, keys: int = 40, pages: int = 7) -> None:
+    """Assert that a reader answers as the model does, whole, by ranges and by pages; the hot key among them."""
+    models: dict[tuple[str, str], ReferenceModel] = {}
+    for row in joined(tables).to_pylist():
+        model = models.setdefault((row["topic"], row["key"]), ReferenceModel())
+        model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
+    asked = sorted(models, key=lambda pair: -len(models[pair].entries))
+    for topic, key in asked[:5] + asked[5 :: max(1, len(asked) // keys)]:
+        model = models[topic, key]
+        whole = reader.query(topic, key, max_count=1_000_000)
+        assert whole.status == "complete"
+        assert [Answer.of(item) for item in whole.items] == model.query(topic, key, max_count=None)
+        times = sorted(entry.second * 1000 for entry in model.entries)
+        low, high = times[len(times) // 4], times[3 * len(times) // 4]
+        ranged = reader.query(topic, key, low, high, max_count=pages)
+        assert [Answer.of(item) for item in ranged.items] == model.query(topic, key, low, high, max_count=pages)
+    assert not reader.query("orders", "nobody's").items
 
 
 def check_stored(storage: str, *tables: pa.Table) -> None:
@@ -81,16 +93,12 @@ def check_stored(storage: str, *tables: pa.Table) -> None:
     ones.
     """
     model = ReferenceModel()
-    for table in tables:
-        for row in table.to_pylist():
-            model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
+    for row in joined(tables).to_pylist():
+        model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
     with open_storage(storage) as opened:
         published = Published(opened, sorted({entry.key for entry in model.entries}), keyed=True)
-        found = Counter(
-            mark(entry, keyed=True)
-            for stored in states(storage).objects.values()
-            for entry in published.entries(stored)
-        )
+        objects = states(storage).objects.values()
+        found = Counter(mark(entry, keyed=True) for stored in objects for entry in published.entries(stored))
     assert found == Counter(mark(entry, keyed=True) for entry in model.entries)
 
 
@@ -133,3 +141,21 @@ def sweep(storage: str) -> int:
 def joined(tables: Iterable[pa.Table]) -> pa.Table:
     """Return tables one behind the other."""
     return pa.concat_tables(list(tables))
+
+
+def stored_rows(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    """Return what an index stores of messages: topic, hash, queue, offset, size, second."""
+    return Counter(
+        (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], r["timestamp_ms"] // 1000)
+        for r in rows
+    )
+
+
+def explained(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines that the option `explain` wrote to a folder, by their kind; the folder is empty afterwards."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for path in folder.glob("*.json"):
+        line = json.loads(path.read_text())
+        lines.setdefault(line["kind"], []).append(line)
+        path.unlink()
+    return lines

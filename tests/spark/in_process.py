@@ -13,13 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from tests.spark.entries import BEGIN_MS, DAY_MS
-from tiered_index.clock import SystemClock
+from tests.support.later import Later
+from tests.support.log_records import open_log
+from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.spark.build.build import publish_tables
-from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
@@ -49,7 +52,8 @@ def planned(
     table: pa.Table, *, shards: int | str = 2, parallelism: int = 2, piece_items: int = 200, origin: Origin = "build"
 ) -> BuildPlan:
     """Return the plan of a build of `table`; more than `piece_items` * 2 entries of a piece are too many."""
-    looked_at = table.select(["topic", "timestamp_ms"]).append_column("has_key", pa.compute.is_valid(table["key"]))
+    names = [name for name in CENSUS_COLUMNS if name in table.column_names]
+    looked_at = table.select(names).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 1_000)]
     more: dict[str, Any] = {"sequence": 3, "max_windows": 1_000, "origin": origin}
     plan = plan_build(Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, **more)
@@ -81,14 +85,35 @@ def shards_of(results: Sequence[PartitionResult]) -> list[FinishedShard]:
     return [shard for result in results for shard in result.shards]
 
 
-def build_here(uri: str, *tables: pa.Table) -> None:
-    """Make an index, and publish a build of each table, one behind the other."""
+def build_here(uri: str, *tables: pa.Table, **options: Any) -> None:
+    """Publish a build of each table, one behind the other, to an index, which is made where there is none."""
     with open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
         genesis = log.create(GENESIS).genesis
         assert genesis is not None
         for table in tables:
-            plan = replace(planned(table), genesis=genesis)
-            publish_tables(
-                shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms())), "error", storage, log
-            )
+            plan = replace(planned(table, **options), genesis=genesis)
+            shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
+            publish_tables(shards, "error", storage, log)
+
+
+def opened(storage: Storage, clock: Clock) -> StorageLog:
+    """Make an index, and return its log."""
+    log = StorageLog(storage, clock)
+    log.create(GENESIS)
+    return log
+
+
+def count(storage: Storage, clock: Clock) -> int:
+    """Return how many entries the log says there are."""
+    return sum(stored.count for stored in open_log(storage, clock).state.objects.values())
+
+
+def left_over(storage: Storage, clock: Clock) -> int:
+    """Delete what no record names, as if ages had gone by; return how much that was. Nothing else is left."""
+    log = open_log(storage, clock)
+    found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
+    delete_orphans(storage, found)
+    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
+    assert not list(storage.list_uploads())
+    return len(found.objects) + len(found.uploads)

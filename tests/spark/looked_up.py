@@ -63,13 +63,8 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
     }
     bounds = LookupLimits(*(chosen.pop(name, None) for name in ("max_requests", "max_bytes")))
     rows = chosen.pop("rows", len(lookups))
-    plan = plan_lookup(
-        state,
-        sorted({q.topic for q in lookups}),
-        (min(lows, default=0) // 1000, max(highs, default=0) // 1000),
-        rows,
-        **chosen,
-    )
+    seconds = min(lows, default=0) // 1000, max(highs, default=0) // 1000
+    plan = plan_lookup(state, sorted({q.topic for q in lookups}), seconds, rows, **chosen)
     if bounds == LookupLimits():
         return plan
     return replace(plan, limits=bounded(held(plan, lookups), rows, bounds).limits, bounds=bounds)
