@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tiered_index.cli.main import run
+from tests.integration.cli.command_lines import Outcome, run_here
+from tests.spark.commands import told as told_here
 from tiered_index.cli.spark import reading
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.checks.report import Report
@@ -21,43 +23,41 @@ from tiered_index.spark.audit.differences import Difference, Differences
 def difference(kind: str, offset: int, **more: Any) -> Difference:
     expected = None if kind == "extra" else {"second": 1_700_000_000, "size": 10, **more}
     found = None if kind == "missing" else {"second": 1_700_000_060, "size": 10, **more}
-    return Difference(
-        kind, "orders", "order-7", 5, 0, offset, expected, found, None if found is None else "data/a.index"
-    )
+    stored = None if found is None else "data/a.index"
+    return Difference(kind, "orders", "order-7", 5, 0, offset, expected, found, stored)
 
 
-def result_of(
-    listed: list[Difference], counts: dict[str, int], report: Report | None = None, **more: Any
-) -> AuditResult:
-    compared = Differences(
-        {"missing": 0, "extra": 0, "wrong": 0} | counts, tuple(listed), more.pop("unproven", 0), 100, 100, **more
-    )
+def result_of(listed: list[Difference], counts: dict[str, int], report: Any = None, **more: Any) -> AuditResult:
+    every = {"missing": 0, "extra": 0, "wrong": 0} | counts
+    compared = Differences(every, tuple(listed), more.pop("unproven", 0), 100, 100, **more)
     return AuditResult(report or Report(), compared, 100, 1, 3)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capfd: Any, result: AuditResult, *arguments: str) -> tuple[int, str]:
-    """Return exit code and output of the command where the audit had this result."""
-    monkeypatch.setattr(reading, "spark_of", lambda *given, **more: None)
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Return what tells how the command tells a result, where neither source nor storage is there."""
     module = sys.modules["tiered_index.spark.audit.audit"]
-    # neither source nor storage is there
-    monkeypatch.setattr(module, "check_audit", lambda *given, **more: None)
-    monkeypatch.setattr(module, "audit", lambda *given, **more: result)
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        run(["spark", "audit", "--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, capfd.readouterr().out
+
+    def tell(result: AuditResult, *arguments: str) -> Outcome:
+        monkeypatch.setattr(reading, "spark_of", lambda *given, **more: None)
+        monkeypatch.setattr(module, "check_audit", lambda *given, **more: None)
+        monkeypatch.setattr(module, "audit", lambda *given, **more: result)
+        given = ("--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments)
+        return run_here("spark", "audit", *given)
+
+    return tell
 
 
-def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(told):
     report = Report()
     report.unchecked += [(f"data/{n}.index", StorageUnavailable("denied")) for n in range(25)]
     listed = [difference("missing", n) for n in range(30)] + [difference("wrong", 77)]
-    code, out = told(monkeypatch, capfd, result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
-    assert code == 1
+    done = told(result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
+    out = done.out
+    assert done.code == 1
     (wrong,) = [line for line in out.splitlines() if " wrong " in line and "order-7" in line]
-    assert all(
-        text in wrong for text in (" 77 ", "second 2023-11-14T22:13:20Z, size 10", "second 2023-11-14T22:14:20Z")
+    assert (
+        " 77 " in wrong and "second 2023-11-14T22:13:20Z, size 10" in wrong and "second 2023-11-14T22:14:20Z" in wrong
     )
     assert len([line for line in out.splitlines() if line.startswith(" missing  ")]) == 20
     assert "and 30 more missing" in out and "more wrong" not in out
@@ -65,29 +65,27 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
     assert "4 entries of the source may be in damaged objects" in out and "9 " in out
 
 
-def test_a_time_that_can_not_be_is_told_as_it_stands(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_a_time_that_can_not_be_is_told_as_it_stands(told):
     odd = Difference("extra", None, None, 5, 0, 1, None, {"second": 2**45, "size": 10}, "data/a.index")
-    code, out = told(monkeypatch, capfd, result_of([odd], {"extra": 1}))
-    assert code == 1 and f"second {2**45}" in out
+    done = told(result_of([odd], {"extra": 1}))
+    assert done.code == 1 and f"second {2**45}" in done.out
 
 
-def test_nothing_between_the_bounds_is_told(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_nothing_between_the_bounds_is_told(told):
     nothing = AuditResult(Report(), Differences({"missing": 0, "extra": 0, "wrong": 0}, (), 0, 0, 0), 100, 1, 3)
-    code, out = told(monkeypatch, capfd, nothing, "--begin", "2030-01-01")
-    assert code == 0 and re.search(r"source entries +0\n +index entries +0\n", out)
+    done = told(nothing, "--begin", "2030-01-01")
+    assert done.code == 0 and re.search(r"source entries +0\n +index entries +0\n", done.out)
 
 
-def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(
-    monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(told):
     result = result_of([difference("wrong", 1, tag=b"\xff\x00", weight=float("nan"))], {"wrong": 1})
-    code, out = told(monkeypatch, capfd, result, "--json")
+    done = told(result, "--json")
 
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
 
-    (one,) = json.loads(out, parse_constant=refuse)["differences"]["listed"]
-    assert code == 1 and one["found"] == {"second": 1_700_000_060, "size": 10, "tag": "ff00", "weight": "nan"}
+    (one,) = json.loads(done.out, parse_constant=refuse)["differences"]["listed"]
+    assert done.code == 1 and one["found"] == {"second": 1_700_000_060, "size": 10, "tag": "ff00", "weight": "nan"}
     (row,) = report_table(result).to_pylist()
     assert json.loads(row["found"], parse_constant=refuse) == one["found"]
 
@@ -101,26 +99,6 @@ def test_the_report_says_what_it_does_not_list() -> None:
         "2 further extra entries are not listed",
         "3 entries of the source may be in damaged objects: unproven",
     ]
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "s3://bucket/audits/r.parquet",
-        "s3a://bucket/r.parquet?endpoint_url=http://host:9000&region=x",
-        "file:///tmp/r.parquet",
-    ],
-)
-def test_a_report_may_go_to_any_storage(uri: str) -> None:
-    check_report_name(uri)
-
-
-@pytest.mark.parametrize(
-    "uri", ["foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"]
-)
-def test_a_report_that_can_not_be_written_is_refused_before_anything_is_read(uri: str) -> None:
-    with pytest.raises(InvalidArgument, match="report"):
-        check_report_name(uri)
 
 
 @pytest.mark.parametrize(
@@ -141,24 +119,31 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], named: str
         audit(None, storage=f"file://{tmp_path}", **options)  # type: ignore[arg-type]
 
 
-def test_bounds_the_wrong_way_round_are_refused_in_times_before_spark_starts(
-    capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+SOURCE = "--storage file:///tmp/x --source s.parquet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("", "--storage"),
+        ("--storage file:///tmp/x --begin 2026-01-01", "--source"),
+        (f"{SOURCE} --constant size=much", "size=much"),
+        ("--storage file:///tmp/x --report audit.csv", "audit.csv"),
+        (
+            f"{SOURCE} --begin 2030-01-01 --end 2029-01-01",
+            "--begin 2030-01-01T00:00:00Z is after --end 2029-01-01T23:59:59.999Z",
+        ),
+    ],
+)
+def test_options_that_can_not_be_are_refused_before_spark_starts(monkeypatch, arguments, named):
     monkeypatch.setattr(reading, "spark_of", None)
-    with pytest.raises(SystemExit) as ended:
-        run(
-            [
-                "spark",
-                "audit",
-                "--storage",
-                "file:///tmp/x",
-                "--source",
-                "s.parquet",
-                "--begin",
-                "2030-01-01",
-                "--end",
-                "2029-01-01",
-            ]
-        )
-    assert ended.value.code == 2
-    assert "--begin 2030-01-01T00:00:00Z is after --end 2029-01-01T23:59:59.999Z" in capfd.readouterr().err
+    assert named in told_here(f"audit {arguments}", code=2).error["message"]
+
+
+def test_a_report_may_go_to_any_storage_and_is_refused_elsewhere_before_anything_is_read() -> None:
+    with_options = "s3a://bucket/r.parquet?endpoint_url=http://host:9000&region=x"
+    for uri in ("s3://bucket/audits/r.parquet", with_options, "file:///tmp/r.parquet"):
+        check_report_name(uri)
+    for uri in ("foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"):
+        with pytest.raises(InvalidArgument, match="report"):
+            check_report_name(uri)

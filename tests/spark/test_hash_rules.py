@@ -9,11 +9,11 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, write_parquet
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, write_parquet
 from tests.spark.looked_up import looked_up, plan_of
-from tests.spark.test_audit import audited, damage_an_item
+from tests.spark.test_audit import audited, damage_an_item, harm
 from tests.spark.test_datasource_reading import scan
-from tiered_index import IndexConfig, IndexReader, IndexService, Lookup, hash_key
+from tiered_index import IndexConfig, IndexReader, Lookup, hash_key
 from tiered_index.spark import build, merge
 from tiered_index.spark.lookup.plan import Target
 from tiered_index.storage.opening import open_storage
@@ -33,27 +33,19 @@ def both(spark, tmp_path_factory):
     for rule, table in zip(("abs", "mask"), parts, strict=False):
         source = write_parquet(table, folder / f"{rule}.parquet")
         build(spark, source, storage=uri, shards=3, mode="append", config=IndexConfig(hash=rule, **SETTINGS))
-    with IndexService.open(
-        root=folder / "root", storage=uri, background=False, preset="rocketmq", hash="mask"
-    ) as index:
-        index.put_batch(parts[2])
-        index.seal()
-        index.run_lifecycle()
+    put_files(uri, folder / "root", parts[2], preset="rocketmq", hash="mask")
     table = pa.concat_tables(parts)
     return folder, table
 
 
 def check(uri, table, folder, spark):
     rows = table.to_pylist()
-    negative = {
-        (row["topic"], row["key"]) for row in rows if hash_key(row["topic"], row["key"]) != hash_of(row, "mask")
-    }
+    negative = {(row["topic"], row["key"]) for row in rows if hash_of(row, "abs") != hash_of(row, "mask")}
     pairs = sorted({(row["topic"], row["key"]) for row in rows})
     assert len(pairs) / 4 < len(negative) < len(pairs) * 3 / 4
-    by_key = {
-        pair: sorted((row["offset"] for row in rows if (row["topic"], row["key"]) == pair), reverse=True)
-        for pair in pairs
-    }
+    by_key = {pair: [] for pair in pairs}
+    for row in sorted(rows, key=lambda row: -row["offset"]):
+        by_key[row["topic"], row["key"]].append(row["offset"])
     lookups = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in pairs]
     with IndexReader.open(uri) as reader, open_storage(uri) as storage:
         answers = reader.query_many(lookups)
@@ -90,14 +82,11 @@ def test_both_rules_before_and_after_a_merge(spark, both):
     # what damage may hide is looked for where either rule puts it
     stored = max(objects, key=lambda stored: stored.count)
     target = Target.of(stored, 64)
-    hidden = sum(
-        any(target.base_low <= hash_of(row, rule) % 64 < target.base_high for rule in ("abs", "mask"))
-        for row in table.to_pylist()
-    )
-    damage_an_item(folder / "index", stored)
+    slots = [{hash_of(row, rule) % 64 for rule in ("abs", "mask")} for row in table.to_pylist()]
+    hidden = sum(not some.isdisjoint(range(target.base_low, target.base_high)) for some in slots)
+    harm(folder / "index", damage_an_item, stored)
     found = audited(spark, folder / "index", str(folder / "all.parquet")).differences
     assert found.counts == {"missing": 0, "extra": 0, "wrong": 0} and 0 < found.unproven <= hidden
-    bounded = audited(
-        spark, folder / "index", str(folder / "all.parquet"), begin_ms=BEGIN_MS + DAY_MS // 2, end_ms=BEGIN_MS + DAY_MS
-    ).differences
+    bounds = {"begin_ms": BEGIN_MS + DAY_MS // 2, "end_ms": BEGIN_MS + DAY_MS}
+    bounded = audited(spark, folder / "index", str(folder / "all.parquet"), **bounds).differences
     assert bounded.findings == 0
