@@ -1,62 +1,178 @@
-"""What was erased is left out by bulk lookups, the data source, merges and audits on Spark, as by a reader."""
+"""`spark erase`: executors take out of an index what `erase --now` does, and the certificates say the same.
+
+What was erased or has expired is left out by bulk lookups, the data source, merges and audits on Spark, as by a reader.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import fields
+from functools import partial
+
 import pytest
 
-from tests.spark.entries import BEGIN_MS
+from tests.rocketmq.archived_store import open_index, put
+from tests.spark.commands import told
+from tests.spark.entries import BEGIN_MS, DAY_MS
+from tests.support.log_records import open_log
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, erase
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.archived import HEAD_BYTES
+from tiered_index.retention import Retention
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.service.lifecycle.expiry import record_expiry
+from tiered_index.service.merge.run import MergeOptions, merge_index
 from tiered_index.spark import audit, look_up, merge, register
+from tiered_index.spark import erase as erase_on
+from tiered_index.storage.local.storage import LocalStorage
+
+START_MS = 1_700_000_000_000
+NOW_MS = START_MS + 3_600_000
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """An index of files, a window table and archived segments."""
+    folder = tmp_path_factory.mktemp("origin")
+    with StoreWriter(folder / "store", segment_bytes=HEAD_BYTES + 513) as writer:
+        for n in range(240):
+            keys = [f"k-{n % 9}", "all"]
+            writer.put(("orders", "pay")[n % 4 == 0], n % 3, b"secret" * 1500, keys=keys, store_ms=START_MS + n * 1000)
+    storage = LocalStorage(folder / "storage")
+    with open_index(folder / "root", storage, clock=ManualClock(NOW_MS)) as index:
+        for number, message in enumerate(CommitLogReader(folder / "store" / "commitlog").messages()):
+            put(index, message)
+            if number in (80, 160):
+                index.seal()
+                index.run_lifecycle()
+                if number == 80:
+                    merge_index(storage.uri, options=MergeOptions(min_age_s=0), clock=ManualClock(NOW_MS + 10**8))
+        assert SegmentArchiver(index, "a-store", folder / "store" / "commitlog").run_once() >= 2
+        index.seal()
+        index.run_lifecycle()
+    return folder / "storage"
+
+
+def content(uri):
+    """Return all entries, and the bytes of all archived segments by place, of which names are not told."""
+    storage = LocalStorage(uri.removeprefix("file://"))
+    with IndexReader.open(uri) as reader, reader.export() as batches:
+        rows = sorted(json.dumps(row, default=str) for batch in batches for row in batch.to_pylist())
+        segments = [(one.place, storage.get(one.name)) for one in reader.log_state.archive.values()]
+    return rows, sorted(segments)
+
+
+def said(certificate):
+    """Return the certificate without names, which are new ones."""
+    known = {f.name: getattr(certificate, f.name) for f in fields(certificate) if f.name != "metrics"}
+    sizes = "scanned_bytes", "deleted_bytes"
+    return {
+        name: sorted((one.file_id, one.count) for one in value) if name == "objects" else value
+        for name, value in known.items()
+        if name not in ("removed", *sizes)
+    } | {"removed": len(certificate.removed)}
+
+
+ASKED = {"key": {"keys": "k-3"}, "queue": {"queue_id": 1, "before_ms": START_MS + 100_000}}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_what_is_left_is_what_is_left_without_spark(spark, origin, tmp_path, asked):
+    here, there = f"file://{tmp_path}/here", f"file://{tmp_path}/there"
+    for name in ("here", "there"):
+        shutil.copytree(origin, tmp_path / name)
+    clock, stages = ManualClock(NOW_MS), set()
+    on_spark = partial(erase_on, spark, storage=there, topic="orders", clock=clock, **asked)
+    planned = on_spark()
+    assert planned.status == "planned" and content(there) == content(f"file://{origin}")
+    expected = erase(here, "orders", yes=True, now=True, grace_s=0, clock=clock, **asked)
+    done = on_spark(yes=True, grace_s=0, progress=lambda stage, *_: stages.add(stage))
+    assert expected.status == "erased" and expected.messages_erased and expected.entries_removed
+    assert said(done) == said(expected) and content(there) == content(here)
+    assert stages == {"find", "merge", "overwrite"}
+    written = {stage.name: stage.task_requests.get("put", 0) for stage in done.metrics.stages}
+    assert written["merge"] and written["overwrite"] == done.segments_rewritten
+    again = on_spark(yes=True, grace_s=0)
+    assert (again.status, again.entries, again.messages_erased) == ("erased", 0, 0)
+
+
+def test_arguments_are_checked_before_anything_is_done(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.spark.writing.spark_of", lambda *_, **__: pytest.fail("Spark was started"))
+    for given in ({"keys": ()}, {"topic": ""}, {"keys": "k", "queue_id": 1}, {"grace_s": -1}):
+        with pytest.raises(InvalidArgument):
+            erase_on(None, **{"storage": f"file://{origin}", "topic": "orders", "yes": True, **given})
+    command = f"erase --topic orders --storage file://{origin}"
+    assert "--queue needs --before" in told(f"{command} --queue 1 --yes", code=2).error["message"]
+    planned = told(f"{command} --key k-3").document
+    assert planned["status"] == "planned" and planned["entries"] > 0
+
+
+def test_the_command_answers_as_without_spark(spark, origin, tmp_path):
+    shutil.copytree(origin, tmp_path / "index")
+    uri = f"file://{tmp_path}/index"
+    done = told(f"erase --topic orders --key k-3 --grace 0 --yes --storage {uri}").document
+    assert (done["status"], done["scan"]["remaining"]) == ("erased", [])
+    assert done["requests"] == done["metrics"]["requests"] and done["cost_usd"] > 0
+    with IndexReader.open(uri) as reader:
+        assert not len(reader.query("orders", "k-3")) and len(reader.query("orders", "k-4"))
+
 
 HOUR_MS = 3_600_000
-ROWS = [(topic, n % 2, f"k{n % 3}", BEGIN_MS + n * HOUR_MS) for n in range(24) for topic in ("orders", "debug")]
-UNTIL_MS = BEGIN_MS + 12 * HOUR_MS
+COUNT = 96
+# topic, queue_id, key, offset, size and time
+PUT_ROWS = [
+    (("orders", "debug")[n % 2], n // 2 % 2, f"k{n // 2 % 3}", n, 1, BEGIN_MS + n // 2 * HOUR_MS) for n in range(COUNT)
+]
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    """A day of two topics: of one a key was erased, of the other half a day of a queue."""
+    """Two days of two topics. Half a day of one has expired and a key was erased. A day of the other has expired, and
+    of a queue some hours more were erased.
+    """
     folder = tmp_path_factory.mktemp("index")
     storage = f"file://{folder}/storage"
     with IndexService.open(root=folder / "root", storage=storage, slots=64, items=700, background=False) as writer:
-        for number, (topic, queue, key, time_ms) in enumerate(ROWS):
-            writer.put(topic, queue, key, number, 1, time_ms)
+        for row in PUT_ROWS:
+            writer.put(*row)
         writer.seal()
         writer.run_lifecycle()
+    rule = Retention(age_s=36 * 3600, topics={"debug": 24 * 3600})
+    log = open_log(LocalStorage(folder / "storage"), SystemClock())
+    record_expiry(log, rule, ManualClock(BEGIN_MS + 2 * DAY_MS))
     assert erase(storage, "orders", keys="k1", yes=True).status == "hidden"
-    assert erase(storage, "debug", queue_id=1, before_ms=UNTIL_MS, yes=True).status == "hidden"
+    assert erase(storage, "debug", queue_id=1, before_ms=BEGIN_MS + 30 * HOUR_MS, yes=True).status == "hidden"
     return storage
 
 
-def kept():
-    return [
-        (number, *row)
-        for number, row in enumerate(ROWS)
-        if row[0::2][:2] != ("orders", "k1") and not (row[:2] == ("debug", 1) and row[3] < UNTIL_MS)
-    ]
+def is_kept(topic, queue, key, offset, size, time_ms):
+    hour = (time_ms - BEGIN_MS) // HOUR_MS
+    return hour >= (30 if queue else 24) if topic == "debug" else hour >= 12 and key != "k1"
 
 
 def test_answers_tables_and_audits(spark, index):
-    keys = spark.createDataFrame(
-        [(t, f"k{n}") for t in ("orders", "debug") for n in range(3)], "topic string, key string"
-    )
-    source = spark.createDataFrame(
-        [(topic, queue, key, n, 1, ms) for n, (topic, queue, key, ms) in enumerate(ROWS)],
-        "topic string, queue_id int, key string, offset long, size int, timestamp_ms long",
-    )
+    schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
+    source = spark.createDataFrame(PUT_ROWS, schema)
+    keys = source.select("topic", "key").distinct()
     register(spark)
-    offsets = sorted(row[0] for row in kept())
+    kept = [row for row in PUT_ROWS if is_kept(*row)]
+    offsets = [row[3] for row in kept]
 
-    found = look_up(spark, keys, storage=index).frame.collect()
-    assert sorted(row.offset for row in found if row.offset is not None) == offsets
+    result = look_up(spark, keys, storage=index)
+    assert sorted(row.offset for row in result.frame.collect() if row.offset is not None) == offsets
+    assert result.expired_before_ms == BEGIN_MS + DAY_MS
     assert sorted(row.offset for row in spark.read.format("tiered_index").load(index).collect()) == offsets
     one = spark.read.format("tiered_index").option("topic", "debug").option("key", "k1").load(index)
-    asked = sorted(row[0] for row in kept() if row[1] == "debug" and row[3] == "k1")
-    assert sorted(row.offset for row in one.collect()) == asked
+    assert sorted(row.offset for row in one.collect()) == [row[3] for row in kept if row[0::2][:2] == ("debug", "k1")]
     audited = audit(spark, storage=index, source=source)
-    assert audited.differences is not None and not sum(audited.differences.counts.values())
+    assert not sum(audited.differences.counts.values())
     report = merge(spark, storage=index)
-    assert (report.entries, report.expired) == (48, 48 - len(offsets))
+    assert (report.entries, report.expired) == (COUNT, COUNT - len(kept))
     with IndexReader.open(index) as reader:
-        assert sum(topic.entries for topic in reader.topics().topics) == len(offsets)
-    assert not audit(spark, storage=index, source=source).report.findings
+        assert sum(topic.entries for topic in reader.topics().topics) == len(kept)
+    audited = audit(spark, storage=index, source=source)
+    assert not audited.report.findings and not sum(audited.differences.counts.values())
