@@ -4,20 +4,19 @@ test-cluster`.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from docs.generators import spark_page
 from tests.benchmarks.bulk import NEWEST, SPREAD, KeyBatch, check_answers, counts_of
+from tests.benchmarks.command import main
 from tests.benchmarks.messages import ABSENT, BEGIN_S, TOPIC, key_in_one, message_frame
 from tests.benchmarks.setting import MASTERS, SCALE_MASTER, SparkAmounts, SparkSetting, cores_of
 from tests.benchmarks.ways import AUDIT, BUILD, BUILD_FRAME, JOIN, LOOKUP, MERGE
 from tests.benchmarks.year import DAY_S, YearOfFiles
+from tests.integration.cli.command_lines import run_here, run_script
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.spark import build, look_up
 
@@ -37,13 +36,8 @@ def made(spark, tmp_path_factory):
     """The URI of an index of the messages."""
     folder = tmp_path_factory.mktemp("bench")
     source = message_frame(spark, AMOUNTS.entries, AMOUNTS.days, 2)
-    built = build(
-        spark,
-        source,
-        storage=f"file://{folder}/index",
-        window="1d",
-        config=IndexConfig(slots=64, items=2_000, max_late_s=1e10),
-    )
+    config = IndexConfig(slots=64, items=2_000, max_late_s=1e10)
+    built = build(spark, source, storage=f"file://{folder}/index", window="1d", config=config)
     assert (built.entries, len(built.windows)) == (AMOUNTS.entries, AMOUNTS.days)
     return f"file://{folder}/index"
 
@@ -60,10 +54,8 @@ def test_messages_are_where_their_numbers_say(made):
 def test_keys_of_bulk_lookups_are_of_whom_they_say():
     assert counts_of((10, 5_000), 3_840, 4) == [(SPREAD, 10), (SPREAD, 1_920), (NEWEST, 10), (NEWEST, 480)]
     spread, newest = KeyBatch(SPREAD, 384, 3_840, 4), KeyBatch(NEWEST, 480, 3_840, 4)
-    assert spread.range_ms is None and newest.range_ms == (
-        (BEGIN_S + 3 * DAY_S) * 1000,
-        (BEGIN_S + 4 * DAY_S) * 1000 - 1,
-    )
+    begin_ms, end_ms = (BEGIN_S + 3 * DAY_S) * 1000, (BEGIN_S + 4 * DAY_S) * 1000 - 1
+    assert spread.range_ms is None and newest.range_ms == (begin_ms, end_ms)
     assert spread.numbers[1:3].tolist() == [11, 21] and newest.numbers[1:3].tolist() == [2_883, 2_885]
     # one key in twenty is of no message; every 15th message has a key that all days hold: 32 of the odd ones of the
     # newest day
@@ -111,45 +103,56 @@ def test_gets_equal_the_windows_in_range():
 
 @pytest.mark.slow
 def test_the_whole_command(tmp_path):
-    def run(*arguments: str) -> dict[str, object]:
-        command = [sys.executable, "-m", "tests.benchmarks", "spark", "--rounds", "1", "--quick", "--json", *arguments]
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))
-        }
-        done = subprocess.run(
-            [*command, "--root-dir", str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env=environment,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    def run(*arguments: str) -> Any:
+        command = ("spark", "--rounds", "1", "--quick", "--json", *arguments, "--root-dir", tmp_path)
+        done = run_script(*command, module="tests.benchmarks", timeout=600)
+        assert done.code == 0, done.err
         assert list(tmp_path.iterdir()) == []
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
+        return done.document
 
     measured = run("--entries", "4096", "--master", "local[1]", "--master", "local-cluster[2,1,1024]")
-    figures = {figure["name"]: figure["median"] for figure in measured["figures"]}  # type: ignore[attr-defined]
-    assert {name for name in figures if name.startswith(BUILD + ",")} == {
-        "build, local[1]",
-        "build, local-cluster[2,1,1024]",
-    }
-    assert all(
-        value > 0 for name, value in figures.items() if name.startswith((BUILD, AUDIT, MERGE, f"{LOOKUP},", JOIN))
-    )
+    figures = {figure["name"]: figure["median"] for figure in measured["figures"]}
+    builds = {name for name in figures if name.startswith(BUILD + ",")}
+    assert builds == {"build, local[1]", "build, local-cluster[2,1,1024]"}
+    jobs_of = (BUILD, AUDIT, MERGE, f"{LOOKUP},", JOIN)
+    assert all(value > 0 for name, value in figures.items() if name.startswith(jobs_of))
     assert figures["lookups of the year that cost other than one GET a window in range"] == 0
     assert 8 < figures["tiered_index: bytes an entry"] < 20
-    assert [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]] == [  # type: ignore[attr-defined]
-        "CPU seconds, median",
-        "CPU seconds, median",
-        "GETs a lookup",
-    ]
-    jobs = {row[0]: row for row in measured["tables"][0]["rows"]}  # type: ignore[index]
+    titles = [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]]
+    assert titles == ["CPU seconds, median", "CPU seconds, median", "GETs a lookup"]
+    jobs = {row[0]: row for row in measured["tables"][0]["rows"]}
     assert {BUILD, BUILD_FRAME, AUDIT, MERGE, f"{LOOKUP}, 1,000 keys", f"{JOIN}, 1,000 keys"} <= set(jobs)
     assert jobs[BUILD][1] > jobs[BUILD][2] > 0 and "of Parquet, tuned" in jobs[BUILD][-1]
     assert f"| {BUILD} |" in spark_page.spent(measured)
     scaled = run("--master", "local[2]", "--scale", "5000", "--scale", "10000")
-    (table,) = scaled["tables"]  # type: ignore[attr-defined]
+    (table,) = scaled["tables"]
     assert [row[:2] for row in table["rows"]] == [[5000, "build"], [5000, "merge"], [10000, "build"], [10000, "merge"]]
     assert spark_page.memory(scaled).count("\n") == 8
     assert all(int(peak) > 50 for row in table["rows"] for peak in str(row[3]).split())
+
+
+@pytest.mark.slow
+def test_lookups_at_scale(tmp_path):
+    amounts = "--scale 4096 --keys 400 --keys 1000000 --slots 100 --master local[2]"
+    command = ("spark-lookup", *amounts.split(), "--root-dir", tmp_path, "--json", "--quiet")
+    done = run_here(*command, program=main, timeout=600)
+    assert done.code == 0, done.err
+    document = done.document
+    (table,) = document["tables"]
+    # of every row: keys, asked for, found, objects, requests, MiB read, part of the index, workers, Java, compared
+    rows = table["rows"]
+    assert [row[:3] for row in rows] == [
+        [400, "of all days", 380],
+        [2048, "of all days", 1945],
+        [400, "of the newest day", 380],
+        [512, "of the newest day", 486],
+    ]
+    # a day's range is one table's: fewer objects, and no more than that table's part of the index
+    assert [row[3] for row in rows] == [rows[0][3], rows[0][3], rows[0][3] // 4, rows[0][3] // 4]
+    assert all(row[4] >= 2 * row[3] for row in rows)
+    assert all(0 < row[6] < 1 / 3 for row in rows[2:]) and all(0.5 < row[6] <= 1 for row in rows[:2])
+    assert all(int(peak) > 50 for row in rows for peak in row[7].split())
+    assert [row[9] for row in rows] == [400, 2000, 400, 512]
+    assert [figure["median"] for figure in document["figures"]] == pytest.approx([row[6] for row in rows], abs=1e-4)
+    assert spark_page.bulk(document).count("\n") == 8
+    assert not list(tmp_path.iterdir())

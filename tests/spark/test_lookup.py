@@ -17,26 +17,29 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
+from tests.rocketmq.archived_store import index_log
+from tests.spark.commands import told
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, sweep, write_parquet
 from tests.support.cold_index import without_summary
+from tests.support.damage import flip
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
-from tiered_index.cli.main import run
 from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,
     CorruptFile,
     InvalidArgument,
     NotAnIndex,
-    StorageError,
     StorageUnavailable,
 )
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup import packing as lookup_packing
 from tiered_index.spark.lookup import plan as lookup_plan
-from tiered_index.spark.lookup.keys import keys_of, read_keys
+from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import format_time, parse_time
@@ -51,19 +54,10 @@ def index(spark, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index")
     storage = f"file://{folder}/storage"
     table = messages(2_000, days=3)
-    with IndexService.open(root=folder / "root", storage=storage, slots=64, items=700, background=False) as writer:
-        writer.put_batch(table)
-        writer.flush()
-        writer.seal()
-        writer.run_lifecycle()
+    put_files(storage, folder / "root", table, rows=700)
     more = messages(400, seed=5)
-    build(
-        spark,
-        write_parquet(more, folder / "m.parquet"),
-        storage=storage,
-        window="1d",
-        config=IndexConfig(slots=64, items=100_000),
-    )
+    config = IndexConfig(slots=64, items=100_000)
+    build(spark, write_parquet(more, folder / "m.parquet"), storage=storage, window="1d", config=config)
     return storage
 
 
@@ -95,19 +89,17 @@ def check(storage, rows, max_count):
     with IndexReader.open(storage) as reader:
         for topic, key, begin, end, number in ROWS:
             answer = reader.query(topic, key, begin, end, max_count=max_count)
-            mine = sorted((row for row in found[number]), key=lambda row: row["position"] or 0)
-            assert {(row["topic"], row["key"], row["status"], row["failed"]) for row in mine} == {
-                (topic, key, answer.status, None)
-            }
+            mine = sorted(found[number], key=lambda row: row["position"] or 0)
+            said = {(row["topic"], row["key"], row["status"], row["failed"]) for row in mine}
+            assert said == {(topic, key, answer.status, None)}
             entries = [tuple(row[name] for name in ENTRY) for row in mine if row["position"] is not None]
             assert entries == [tuple(getattr(item, name) for name in ENTRY) for item in answer]
 
 
 def test_answers_are_a_readers(spark, index):
-    told = []
-    result = look_up(
-        spark, spark.createDataFrame(ROWS, KEYS), storage=index, max_count=5, progress=lambda *said: told.append(said)
-    )
+    seen = []
+    frame, tell = spark.createDataFrame(ROWS, KEYS), lambda *said: seen.append(said)
+    result = look_up(spark, frame, storage=index, max_count=5, max_requests=10_000, max_bytes=1 << 30, progress=tell)
     check(index, [row.asDict() for row in result.frame.collect()], 5)
     assert (result.rows, result.skipped_null, result.plans, result.failed) == (len(ROWS), 0, 1, ())
     # a repeated row is one lookup
@@ -116,7 +108,7 @@ def test_answers_are_a_readers(spark, index):
     assert result.objects == len(objects) and result.log_number == states(index).number
     assert 2 * len(objects) <= result.requests < 10 * len(objects)
     assert 0 < result.bytes_read < sum(stored.size_bytes for stored in objects.values()) and result.cost_usd > 0
-    assert {stage for stage, _, _ in told} == {"count", "search"}
+    assert {stage for stage, _, _ in seen} == {"count", "search"}
     result.release()
 
 
@@ -166,17 +158,14 @@ def test_rows_with_nulls_are_named_or_counted(spark, index):
     frame = spark.createDataFrame(
         [("orders", "key-1", None, None, 1), ("orders", None, None, None, 2), (None, "k", None, None, 3)], KEYS
     )
-    with pytest.raises(InvalidArgument, match=r"column 'topic' has 1 null[ ;]"):
-        lookup(spark, frame, storage=index)
-    with pytest.raises(InvalidArgument, match=r"column 'key' has 1 null[ ;]"):
-        lookup(spark, frame.where("topic is not null"), storage=index)
-    with pytest.raises(InvalidArgument, match=r"column 'order' \(key\) has 1 null[ ;]"):
-        lookup(
-            spark,
-            frame.where("topic is not null").withColumnRenamed("key", "order"),
-            storage=index,
-            columns={"key": "order"},
-        )
+    keyless = frame.where("topic is not null")
+    for some, columns, named in (
+        (frame, {}, "'topic'"),
+        (keyless, {}, "'key'"),
+        (keyless.withColumnRenamed("key", "order"), {"key": "order"}, r"'order' \(key\)"),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"column {named} has 1 null[ ;]"):
+            lookup(spark, some, storage=index, columns=columns)
     result = look_up(spark, frame, storage=index, skip_null=True)
     assert (result.rows, result.skipped_null) == (1, 2)
     assert {row["id"] for row in result.frame.collect()} == {1}
@@ -228,11 +217,7 @@ BAD = {
     "date_bound": ("topic string, key string, at date", {"end_ms": "at"}, r"'at' \(end_ms\) is date; integers"),
     "fraction": ("topic string, key string, end_ms double", {}, "column 'end_ms' is double; integers"),
     "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
-    "clash": (
-        "topic string, key string, Offset int",
-        {},
-        "column 'Offset' of the keys has the name of a column of answers",
-    ),
+    "clash": ("topic string, key string, Offset int", {}, "'Offset' of the keys has the name of a column of answers"),
     "twice": ("topic string, key string, a int, A int", {}, "two columns 'a'"),
     "key twice": ("topic string, key string, key string", {}, "two columns 'key'"),
 }
@@ -252,50 +237,23 @@ def test_bad_columns_are_named(spark, index, case):
         lookup(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
 
 
-def test_keys_of_nanoseconds_are_refused_with_what_to_write(spark, tmp_path):
-    times = pa.array([BEGIN_MS * 10**6]).cast(pa.timestamp("ns", "UTC"))
-    pq.write_table(pa.table({"topic": ["t"], "key": ["k"], "begin_ms": times}), tmp_path / "keys.parquet")
-    with pytest.raises(
-        InvalidArgument, match=r"keys\.parquet: column 'begin_ms' has times in nanoseconds: write times in"
-    ):
-        read_keys(spark, str(tmp_path / "keys.parquet"), IndexConfig().s3)
-
-
 def test_bad_calls_and_bad_rows(spark, index, tmp_path):
-    def ask(rows=(("orders", "key-1", None, None, 1),), **options):
-        return lookup(spark, spark.createDataFrame(list(rows), KEYS), **{"storage": index, **options})
-
-    with pytest.raises(InvalidArgument, match="max_count"):
-        ask(max_count=0)
-    with pytest.raises(InvalidArgument, match="max_bytes"):
-        ask(max_bytes=-1)
-    with pytest.raises(TypeError, match="dry_run"):
-        ask(dry_run=True)
-    with pytest.raises(ConfigError, match="commit log"):
-        ask(messages="archive")
-    with pytest.raises(NotAnIndex):
-        ask(storage=f"file://{tmp_path}/nothing")
-    with pytest.raises(InvalidArgument, match=r"begin_ms 5000.*end_ms 4000"):
-        ask([("orders", "key-1", 5000, 4000, 1)])
-    with pytest.raises(InvalidArgument, match="column 'key': the key '' of topic 'orders' is 0 "):
-        ask([("orders", "key-1", None, None, 1), ("orders", "", None, None, 1)])
+    row = ("orders", "key-1", None, None, 1)
+    for rows, options, error, message in (
+        ([row], {"max_count": 0}, InvalidArgument, "max_count"),
+        ([row], {"max_bytes": -1}, InvalidArgument, "max_bytes"),
+        ([row], {"dry_run": True}, TypeError, "dry_run"),
+        ([row], {"messages": "archive"}, ConfigError, "commit log"),
+        ([row], {"storage": f"file://{tmp_path}/nothing"}, NotAnIndex, "nothing"),
+        ([row], {"max_requests": 3}, BudgetExceeded, "share of max_requests=3"),
+        ([("orders", "key-1", 5000, 4000, 1)], {}, InvalidArgument, r"begin_ms 5000.*end_ms 4000"),
+        ([row, ("orders", "", None, None, 1)], {}, InvalidArgument, "column 'key': the key '' of topic 'orders' is 0 "),
+    ):
+        with pytest.raises(error, match=message):
+            lookup(spark, spark.createDataFrame(rows, KEYS), **{"storage": index, **options})
+    long = spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string")
     with pytest.raises(InvalidArgument, match=r"column 'k' \(key\).*'x{40}\.\.\.' of topic 'orders' is 40,000 "):
-        lookup(
-            spark,
-            spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string"),
-            storage=index,
-            columns={"key": "k"},
-        )
-    with pytest.raises(BudgetExceeded, match="share of max_requests=3"):
-        ask(max_requests=3)
-
-
-def test_bounds_of_all_tasks(spark, index):
-    frame = spark.createDataFrame(ROWS, KEYS)
-    found = look_up(spark, frame, storage=index, max_count=5, max_requests=10_000, max_bytes=1 << 30)
-    assert 0 < found.requests <= 10_000 and 0 < found.bytes_read <= 1 << 30
-    check(index, [row.asDict() for row in found.frame.collect()], 5)
-    found.release()
+        lookup(spark, long, storage=index, columns={"key": "k"})
 
 
 def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
@@ -309,31 +267,14 @@ def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
         lookup(spark, random, storage=index).collect()
 
 
-def test_a_file_that_is_denied(spark, copied):
-    """The storage can't be read in one place: which object it is, is told; answers that don't need it are whole."""
-    stored = next(stored for stored in states(copied).objects.values() if stored.shard is None)
-    (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
-    path.unlink()
-    path.symlink_to(path)
-    frame = spark.createDataFrame(ROWS, KEYS)
-    with pytest.raises(StorageError, match=stored.name):
-        lookup(spark, frame, storage=copied)
-    result = look_up(spark, frame, storage=copied, allow_partial=True, nested=True)
-    assert [file for file, _ in result.failed] == [stored.file_id]
-    rows = {row.id: row for row in result.frame.collect()}
-    assert {rows[1].status, rows[2].status} == {"partial"} and rows[1].failed[0].file == stored.file_id
-    assert result.statuses["partial"] == len([row for row in rows.values() if row.status == "partial"]) - 1
-
-
 def test_damage_is_told_by_slot_group(spark, copied):
     """One flipped bit makes the answers partial that need its slot group, and no other."""
     stored = max(states(copied).objects.values(), key=lambda one: one.count)
     (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
-    data = bytearray(path.read_bytes())
-    runs = parse_trailer(bytes(data), stored.name, len(data)).directory.all_runs()
+    data = path.read_bytes()
+    runs = parse_trailer(data, stored.name, len(data)).directory.all_runs()
     assert len(runs) > 1
-    data[runs[0].offset] ^= 1
-    path.write_bytes(data)
+    flip(path, runs[0].offset)
     # filters of a summary would spare a reader some of the groups that the job reads
     with open_storage(copied) as storage:
         without_summary(storage)
@@ -341,10 +282,7 @@ def test_damage_is_told_by_slot_group(spark, copied):
     result = look_up(spark, frame, storage=copied, allow_partial=True, nested=True, max_count=1000)
     rows = {row.id: row for row in result.frame.collect()}
     with IndexReader.open(copied) as reader:
-        alone = {
-            number: reader.query(topic, key, begin, end, max_count=1000, allow_partial=True)
-            for topic, key, begin, end, number in ROWS
-        }
+        alone = {row[4]: reader.query(*row[:4], max_count=1000, allow_partial=True) for row in ROWS}
     statuses = {number: answer.status for number, answer in alone.items()}
     assert {number: row.status for number, row in rows.items()} == statuses
     assert {"partial", "complete"} == {*statuses.values()}
@@ -379,7 +317,8 @@ def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, cop
     with pytest.raises(CorruptFile, match="storage does not"):
         lookup(spark, frame, storage=copied)
     partial = look_up(spark, frame, storage=copied, allow_partial=True)
-    assert [file for file, _ in partial.failed] == [name] and partial.statuses["partial"] > 0
+    ((file, why),) = partial.failed
+    assert file == name and "does not have it" in why and partial.statuses["partial"] > 0
 
 
 def test_many_objects_that_are_lost_are_one_partial_answer(spark, copied, monkeypatch):
@@ -412,84 +351,87 @@ def test_answers_whose_blocks_spark_lost(spark, copied):
         found.statuses  # noqa: B018 - a property that runs a job
 
 
-@pytest.fixture
-def told(spark, index, capfd):
-    """Runs the command, and returns the document that it prints."""
-
-    def run_command(*arguments, code=0):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            run(["spark", "lookup", *arguments, "--storage", index, "--json", "--quiet"])
-        captured = capfd.readouterr()
-        assert ended.value.code == code, captured.err
-        return json.loads(captured.out if not code else captured.err.splitlines()[-1])
-
-    return run_command
-
-
-def test_bounds_that_are_text(told, index, tmp_path):
+def test_bounds_that_are_text(spark, index, tmp_path):
     """All is text in CSV, whatever the column is called: milliseconds and ISO 8601 mean what they mean to other
     commands.
     """
     since = ["", str(BEGIN_MS + DAY_MS), format_time(BEGIN_MS + DAY_MS), "2023-11-16", "2023-11-16 08:00:00+08:00"]
     keys = tmp_path / "keys.csv"
     keys.write_text("order_id,since\n" + "".join(f"key-0,{text}\n" for text in since))
-    arguments = (
-        "--column",
-        "key=order_id",
-        "--column",
-        "begin_ms=since",
-        "--topic",
-        "orders",
-        "--max",
-        "1000",
-        "--nested",
-    )
-    told("--keys", str(keys), *arguments, "--out", str(tmp_path / "out"))
+    command = f"lookup --storage {index} --keys {keys} --column key=order_id --topic orders"
+    told(f"{command} --column begin_ms=since --max 1000 --nested --out {tmp_path}/out")
     rows = pq.read_table(tmp_path / "out").to_pylist()
     # null is no bound; the column itself is carried through
     assert sorted(row["since"] or "" for row in rows) == sorted(since)
     with IndexReader.open(index) as reader:
         for row in rows:
-            answer = reader.query(
-                "orders", "key-0", None if row["since"] is None else parse_time(row["since"]), max_count=1000
-            )
+            begin_ms = None if row["since"] is None else parse_time(row["since"])
+            answer = reader.query("orders", "key-0", begin_ms, max_count=1000)
             assert [entry["offset"] for entry in row["entries"]] == [item.offset for item in answer]
     assert len({len(row["entries"]) for row in rows}) > 1
     keys.write_text("order_id,begin_ms\nkey-0,2023-11-16\nkey-1,yesterday\n")
-    error = told(
-        "--keys", str(keys), "--column", "key=order_id", "--topic", "orders", "--out", str(tmp_path / "no"), code=2
-    )["error"]["message"]
-    assert (
-        "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error
-        and "Spark" not in error
-    )
+    error = told(f"{command} --out {tmp_path}/no", code=2).error["message"]
+    assert "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error
+    assert "Spark" not in error
 
 
-def test_the_command(told, index, tmp_path):
-    keys = tmp_path / "keys.ndjson"
-    keys.write_text(
-        "".join(
-            json.dumps(dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True))) + "\n" for row in ROWS
-        )
-    )
-    out = tmp_path / "answers"
-    done = told("--keys", str(keys), "--out", str(out), "--max", "5")
+def test_the_command(spark, index, tmp_path):
+    keys, out, stored = tmp_path / "keys.ndjson", tmp_path / "answers", f"sqlite:///{tmp_path}/out.db"
+    rows = [dict(zip(("topic", "key", "begin_ms", "end_ms", "id"), row, strict=True)) for row in ROWS]
+    keys.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lookup = f"lookup --storage {index} --keys"
+    done = told(f"{lookup} {keys} --out {out} --max 5").document
     assert (done["status"], sum(done["lookups"].values()), done["failed"]) == ("done", len(ROWS) - 1, [])
     check(index, pq.read_table(out).to_pylist(), 5)
-    assert "exists already" in told("--keys", str(keys), "--out", str(out), code=2)["error"]["message"]
     # CSV in, Parquet objects of a storage out
     (tmp_path / "keys.csv").write_text("order_id,begin_ms\nkey-0,\nkey-1,0\n")
-    arguments = ("--keys", str(tmp_path / "keys.csv"), "--column", "key=order_id", "--topic", "orders", "--nested")
-    stored = f"sqlite:///{tmp_path}/out.db"
-    assert told(*arguments, "--out", stored)["rows"] == 2
-    assert "has objects already" in told(*arguments, "--out", stored, code=2)["error"]["message"]
-    assert "no place for the answers" in told(*arguments, code=2)["error"]["message"]
-    assert (
-        "by --column and for all rows"
-        in told(*arguments, "--column", "topic=order_id", "--out", str(tmp_path / "no"), code=2)["error"]["message"]
-    )
-    assert (
-        "no such file"
-        in told("--keys", str(tmp_path / "none.csv"), "--out", str(tmp_path / "no"), code=2)["error"]["message"]
-    )
+    nested = f"{lookup} {tmp_path}/keys.csv --column key=order_id --topic orders --nested"
+    assert told(f"{nested} --out {stored}").document["rows"] == 2
+    for command, message in (
+        (f"{lookup} {keys} --out {out}", "exists already"),
+        (f"{nested} --out {stored}", "has objects already"),
+        (nested, "no place for the answers"),
+        (f"{nested} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
+        (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "no such file"),
+    ):
+        assert message in told(command, code=2).error["message"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with StoreWriter(tmp_path / "store", segment_bytes=1 << 12) as writer:
+        for n in range(120):
+            writer.put("t", 0, b"body %d" % n, keys=[f"k{n % 10}"], tags="tag", store_ms=BEGIN_MS + n * 1000)
+    return tmp_path / "store"
+
+
+@pytest.mark.long
+def test_messages_are_joined(spark, store, tmp_path):
+    storage = f"file://{tmp_path}/storage"
+    settings = {"slots": 97, "items": 5_000, "background": False, "offset_space": "commitlog", "max_late_s": 1e10}
+    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
+        messages = {m.physical_offset: m for m in index_log(index, store)}
+        index.seal()
+        index.run_lifecycle()
+        archiver = SegmentArchiver(index, "here", store / "commitlog")
+        archiver.run_once()
+        archived = index.log_state.segments_of("here")[-1].end
+    frame = spark.createDataFrame([("t", "k3"), ("t", "k4"), ("t", "none")], "topic string, key string")
+    rows = lookup(spark, frame, storage=storage, messages=str(store), max_count=6).collect()
+    assert len(rows) == 13
+    for row in rows:
+        if row.position is None:
+            assert (row.key, row.message_state, row.message_body) == ("none", None, None)
+            continue
+        message = messages[row.offset]
+        assert (row.message_state, bytes(row.message_body), row.message_tags) == ("local", message.body(), "tag")
+        assert row.message_properties == dict(message.properties) and row.key in message.index_keys
+    answered = lookup(spark, frame, storage=storage, messages="archive").where("position is not null").collect()
+    assert {row.message_state for row in answered} <= {"archived", "missing"} and archived > 0
+    for row in answered:
+        assert row.message_state == ("archived" if row.offset < archived else "missing")
+        assert row.message_body == (messages[row.offset].body() if row.offset < archived else None)
+    with pytest.raises(InvalidArgument, match="not to nested"):
+        look_up(spark, frame, storage=storage, messages="archive", nested=True)
+    with pytest.raises(ConfigError, match="has no commitlog/"):
+        look_up(spark, frame, storage=storage, messages=str(tmp_path))

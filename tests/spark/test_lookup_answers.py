@@ -4,9 +4,11 @@ are scripted.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +21,7 @@ from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
@@ -29,18 +31,23 @@ from tiered_index.spark.lookup import lookup as lookup_job
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
 
+KINDS: dict[str, tuple[str, Any]] = {
+    "native": ("native", None),
+    "rocketmq": ("rocketmq", None),
+    "further columns": ("native", RegionItem),
+}
 
-@pytest.fixture(
-    scope="module",
-    params=[("native", None), ("rocketmq", None), ("native", RegionItem)],
-    ids=["native", "rocketmq", "further columns"],
-)
-def first(request, tmp_path_factory):
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """What makes an index of each kind, once."""
+    return functools.cache(lambda kind: made_first(tmp_path_factory.mktemp("first"), *KINDS[kind]))
+
+
+def made_first(folder, preset, item_type):
     """Files, a table of shards and of parts of a giant slot, a giant key, a quarantine file, keys whose hashes
     collide.
     """
-    preset, item_type = request.param
-    folder = tmp_path_factory.mktemp("first")
     made = Merging(folder, preset=preset, item_type=item_type, settings={"max_late_s": 40 * 86_400})
     rng = random.Random(7)
 
@@ -62,6 +69,7 @@ def first(request, tmp_path_factory):
     for day in range(3, 6):
         made.put(rows(BASE_MS + day * DAY_MS, 150, 60))
         # keys with one hash: their topics and names differ, "Aa" and "BB" have equal Java hashes
+        assert key_hash("t", "xAa") == key_hash("t", "xBB")
         made.put([(BASE_MS + day * DAY_MS, "xAa"), (BASE_MS + day * DAY_MS + 5, "xBB")])
         made.put([(BASE_MS + day * DAY_MS + 9, "xAa")], topic="other")
         made.publish()
@@ -76,21 +84,30 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(plan_module, "_job", lambda *given, job=plan_module._job: job(*given[:-1], 1 << 14))
 
 
-@pytest.fixture
-def life(first, tmp_path, monkeypatch):
+@pytest.fixture(params=["native"])
+def life(request, first, tmp_path, monkeypatch):
     small_pieces(monkeypatch)
-    made = first.copied(tmp_path / "life")
+    made = first(request.param).copied(tmp_path / "life")
     yield made
     made.close()
+
+
+of_each_kind = pytest.mark.parametrize("life", KINDS, indirect=True)
+
+
+def merged_and_swept(life):
+    life.later()
+    life.merge(30 * 86_400)
+    life.later(3)
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
 
 
 def lookups_in(made, *, max_count=64):
     names = [*sorted(made.asked), ("t", "nobody"), ("nowhere", "k1"), ("t", "xAa"), ("other", "xBB")]
     ranges = [*made.ranges(), (BASE_MS + HOUR_MS, BASE_MS + 5 * HOUR_MS), (BASE_MS - 500 * DAY_MS, BASE_MS)]
     # a range that ends where a file begins
-    edge = Lookup(
-        topic="t", key="xAa", begin_ms=BASE_MS + 4 * DAY_MS - 2000, end_ms=BASE_MS + 4 * DAY_MS, max_count=max_count
-    )
+    begin_ms, end_ms = BASE_MS + 4 * DAY_MS - 2000, BASE_MS + 4 * DAY_MS
+    edge = Lookup(topic="t", key="xAa", begin_ms=begin_ms, end_ms=end_ms, max_count=max_count)
     return [edge] + [
         Lookup(topic=t, key=k, begin_ms=b, end_ms=e, max_count=max_count)
         for number, (t, k) in enumerate(names)
@@ -113,6 +130,7 @@ def check(made, found, lookups):
             assert entries_of(one) == entries_of(result)
 
 
+@of_each_kind
 @pytest.mark.parametrize("max_count", [3, 10_000])
 def test_answers_equal_a_readers(life, max_count):
     lookups = lookups_in(life, max_count=max_count)
@@ -125,6 +143,7 @@ def test_answers_equal_a_readers(life, max_count):
     assert len(found.answers) <= len(lookups)
 
 
+@of_each_kind
 def test_answers_of_small_pieces(life, monkeypatch):
     """Windows of a run, rows that go as soon as they come, batches that make too many pairs, filters at any price:
     nothing changes.
@@ -166,6 +185,7 @@ def test_many_lookups_of_few_entries_take_the_filter_first(life, monkeypatch):
     assert sums[1] < sums[0]
 
 
+@of_each_kind
 def test_lookups_that_the_driver_holds(life, monkeypatch):
     """Blocks name them by their places; answers and what could not be read are the same."""
     monkeypatch.setattr(answers, "_BATCH_ROWS", 7)
@@ -195,12 +215,8 @@ def test_keys_are_counted_and_packed_in_lots(monkeypatch):
     batch = pa.record_batch([topics, keys, none, pa.array([5_000] * len(rows))], ["t", "k", "b", "e"])
     parts = [batch.slice(0, 3), batch.slice(3, 3), batch.slice(6)]
     # two tasks, which meet other topics first
-    lots = [
-        lot
-        for task in (parts[:2], parts[1:])
-        for made in packing.pack_keys(task, keyed=True, column="'key'")
-        for lot in made.to_pylist()
-    ]
+    packed = [made for task in (parts[:2], parts[1:]) for made in packing.pack_keys(task, keyed=True, column="'key'")]
+    lots = [lot for made in packed for lot in made.to_pylist()]
     # many lookups are in rows of bounded size behind their report
     asked = [lot for lot in lots if lot["asked"] is not None]
     assert [len(lot["asked"]) // LOOKUP.itemsize for lot in asked] == [2, 2]
@@ -232,19 +248,15 @@ def test_partitions_bound_memory_and_tasks_that_answer_are_few(life):
         (100_000, 2, 2**31 - 2, 1_000, 4),
         (200_000_000, 8, 64, 10_000, 200),
     ):
-        plan = plan_of(
-            life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism, max_count=max_count
-        )
+        given = {"rows": rows, "parallelism": parallelism, "max_count": max_count}
+        plan = plan_of(life.state, [Lookup(topic="t", key="k")], **given)
         assert (plan.partitions, plan.answerers) == (partitions, answerers), (rows, parallelism, max_count)
 
 
 def test_ranges_of_one_key_are_of_many_partitions():
     questions = np.zeros(1_000, LOOKUP)
-    questions["java_hash"], questions["second_min"], questions["second_max"] = (
-        7,
-        1_700_000_000,
-        1_700_000_000 + np.arange(1_000),
-    )
+    questions["java_hash"], questions["second_min"] = 7, 1_700_000_000
+    questions["second_max"] = 1_700_000_000 + np.arange(1_000)
     often = np.bincount(routes(questions, 20), minlength=20)
     assert often.min() > 20 and often.max() < 100
     questions["second_min"] += np.arange(1_000)
@@ -256,15 +268,13 @@ def test_each_object_is_opened_once_and_ranges_are_read_once(life):
     recorder = Recorder(life.storage)
     plan = plan_of(life.state, lookups)
     found = looked_up(recorder, plan, lookups)
-    directories = [
-        read.name for read in recorder.reads if read.start == life.state.objects[read.name].directory_position
-    ]
-    assert sorted(directories) == sorted(life.state.objects)
+    objects = life.state.objects
+    directories = [read.name for read in recorder.reads if read.start == objects[read.name].directory_position]
+    assert sorted(directories) == sorted(objects)
     assert found.requests == len(recorder.reads) == len(recorder.operations)
     assert sum(report.bytes_read for report in found.reports) == recorder.delivered
     # without cut slots, whose few keys are read for themselves, no byte is read twice
-    plain = [name for name, stored in life.state.objects.items() if stored.count < 1000]
-    for name in plain:
+    for name in (name for name, stored in objects.items() if stored.count < 1000):
         reads = sorted((read for read in recorder.reads if read.name == name), key=lambda read: read.start)
         assert all(first.end <= second.start for first, second in itertools.pairwise(reads))
 
@@ -324,21 +334,6 @@ def test_a_hot_key_is_read_newest_first(tmp_path):
     made.close()
 
 
-def test_an_object_that_a_merge_removed_ends_the_plan(life):
-    lookups = lookups_in(life)
-    plan = plan_of(life.state, lookups)
-    old = set(life.state.objects)
-    life.later()
-    life.merge(30 * 86_400)
-    life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
-    missing = {report.missing for report in looked_up(life.storage, plan, lookups).reports} - {None}
-    assert missing and missing <= old - set(life.state.objects)
-    again = looked_up(life.storage, plan_of(life.state, lookups), lookups)
-    assert not {report.missing for report in again.reports} - {None}
-    check(life, again, lookups)
-
-
 @pytest.mark.parametrize("allow_partial", [False, True])
 def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
     """Spark lost what tasks had found, and runs them again after objects were removed: an error, no answer that lacks
@@ -348,10 +343,7 @@ def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
     plan = plan_of(life.state, lookups, allow_partial=allow_partial)
     check(life, looked_up(life.storage, plan, lookups), lookups)
     check(life, looked_up(life.storage, plan, lookups, accepted=True), lookups)
-    life.later()
-    life.merge(30 * 86_400)
-    life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
+    merged_and_swept(life)
     with pytest.raises(StorageUnavailable, match=r"was removed.*look up again"):
         looked_up(life.storage, plan, lookups, accepted=True)
 
@@ -365,10 +357,8 @@ def test_what_fails_when_blocks_are_made_again_is_named(life):
     again = looked_up(storage, plan, lookups, accepted=True)
     assert {status for status, _, _ in again.answers.values()} >= {"partial"}
     for question, (status, entries, failed) in again.answers.items():
-        assert (
-            failed == [{"file": stored.file_id, "error": "no answer"}]
-            or (status, entries) == whole.answers[question][:2]
-        )
+        named = failed == [{"file": stored.file_id, "error": "no answer"}]
+        assert named or (status, entries) == whole.answers[question][:2]
 
 
 def faulty(made, error):
@@ -394,41 +384,18 @@ def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
         whole = reader.query_many(lookups)
         for lookup, result in zip(lookups, whole, strict=True):
             status, entries, why = found.of(lookup)
-            touched = (lookup.begin_ms or 0) // 1000 <= stored.second_max and (
-                lookup.end_ms or 2**60
-            ) // 1000 >= stored.second_min
-            if touched:
+            low, high = (lookup.begin_ms or 0) // 1000, (lookup.end_ms or 2**60) // 1000
+            if low <= stored.second_max and high >= stored.second_min:
                 assert (status, why) == ("partial", [{"file": stored.file_id, "error": str(error)}])
             else:
                 assert (status, entries, why) == (result.status, entries_of(result), None)
 
 
-def test_a_lost_object_is_corrupt_or_named(life):
-    lookups = lookups_in(life)
-    name = next(name for name, stored in life.state.objects.items() if stored.shard is not None)
-    life.storage.delete(name)
-    plan = plan_of(life.state, lookups, allow_partial=True, lost=frozenset([name]))
-    (failed,) = {pair for report in looked_up(life.storage, plan, lookups).reports for pair in report.failed}
-    assert failed[0] == name and "does not have it" in failed[1]
-
-
-def test_damage_is_corrupt(life):
-    lookups = lookups_in(life)
-    stored = next(stored for stored in life.state.objects.values() if stored.shard is None)
-    data = bytearray(life.storage.get(stored.name))
-    data[stored.trailer_position // 2 :] = bytes(len(data) - stored.trailer_position // 2)
-    life.storage.put(stored.name, bytes(data))
-    with pytest.raises(CorruptFile):
-        looked_up(life.storage, plan_of(life.state, lookups), lookups)
-
-
 def test_bounds_are_shared_out(life):
     lookups = lookups_in(life)
     free = looked_up(life.storage, plan_of(life.state, lookups), lookups)
-    for name, most in (
-        ("max_requests", free.requests // 2),
-        ("max_bytes", sum(r.bytes_read for r in free.reports) // 2),
-    ):
+    read = sum(report.bytes_read for report in free.reports)
+    for name, most in (("max_requests", free.requests // 2), ("max_bytes", read // 2)):
         recorder = Recorder(life.storage)
         with pytest.raises(BudgetExceeded):
             looked_up(recorder, plan_of(life.state, lookups, **{name: most}), lookups)
@@ -483,10 +450,8 @@ def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
         plan = plan_of(made.state, lookups, settings=settings, **most)
         # all is shared out, and tasks without a question have no share
-        assert (
-            tuple(plan.limits) == (tuple(costs) if name != "nothing" else ((0, 0),) * len(plan.tasks))
-            and len(plan.tasks) < HOURS
-        )
+        assert tuple(plan.limits) == (tuple(costs) if name != "nothing" else ((0, 0),) * len(plan.tasks))
+        assert len(plan.tasks) < HOURS
         recorder = Recorder(made.storage)
         check(made, looked_up(recorder, plan, lookups), lookups)
         assert len(recorder.reads) <= most["max_requests"] and recorder.delivered <= most["max_bytes"], name
@@ -511,14 +476,10 @@ def test_shares_add_up_and_are_named(life):
 
 
 def test_times_of_text():
-    texts = pa.array(
-        ["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"]
-    )
-    assert times_of(texts, "'since' (begin_ms)", end=False).to_pylist() == [
-        1_700_000_000_000,
-        None,
-        *[1_700_000_000_000] * 3,
-    ]
+    at = "2023-11-14T22:13:20Z"
+    texts = pa.array([at, None, "1700000000000", "2023-11-15 06:13:20+08:00", at])
+    times = [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
+    assert times_of(texts, "'since' (begin_ms)", end=False).to_pylist() == times
     assert times_of(texts.slice(1, 1), "'begin_ms'", end=False).to_pylist() == [None]
     assert times_of(pa.array(["2023-11-14"]), "'end_ms'", end=True).to_pylist() == [1_700_006_399_999]
     # a cut text is none either
@@ -533,15 +494,14 @@ def plan_columns(topics, keys):
     return lookups_of(pa.array(topics), pa.array(keys), bound, none, {"ü": 0, "t": 1}, keyed=True)
 
 
-def test_hashes_collide_where_the_test_says_so():
-    assert key_hash("t", "xAa") == key_hash("t", "xBB")
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_questions_once_and_where_they_stand(seed):
     """Some agree in hash and fingerprint and differ in topic or range; some are equal."""
-    rng = np.random.default_rng(seed)
+    none, rng = np.zeros(0, LOOKUP), np.random.default_rng(seed)
+    assert len(distinct(none)) == len(places_of(none, none)) == 0
     questions = np.zeros(int(rng.integers(1, 80)), LOOKUP)
+    with pytest.raises(InvalidArgument, match="the keys change"):
+        places_of(none, questions)
     for name in LOOKUP.names:
         questions[name] = rng.integers(0, int(rng.choice([1, 2, 3, 2**31 - 1])), len(questions))
     questions["java_hash"] *= int(rng.choice([1, -1]))
@@ -558,10 +518,3 @@ def test_questions_once_and_where_they_stand(seed):
         if other.tolist()[0] not in set(questions.tolist()):
             with pytest.raises(InvalidArgument, match="the keys change"):
                 places_of(once, np.concatenate((questions.view("V28"), other.view("V28"))).view(LOOKUP))
-
-
-def test_no_questions_at_all():
-    none = np.zeros(0, LOOKUP)
-    assert len(distinct(none)) == len(places_of(none, none)) == 0
-    with pytest.raises(InvalidArgument, match="the keys change"):
-        places_of(none, np.zeros(1, LOOKUP))

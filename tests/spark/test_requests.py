@@ -4,37 +4,28 @@ shard.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.entries import messages, states
-from tests.spark.in_process import planned, shards_of, written
+from tests.spark.commands import told
+from tests.spark.entries import explained, messages, states
+from tests.spark.in_process import build_here
 from tests.storage.scripted_server import error
 from tests.support.cold_index import without_summary
 from tests.support.counting_proxy import Action, CountingProxy, Exchange, counting_proxy
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, QueryResult
-from tiered_index.cli.main import run
-from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.service.log.log import StorageLog
 from tiered_index.spark import look_up, lookup, register
-from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.opening import open_storage
 
-ROWS = [
-    ("orders", "key-0"),
-    ("payments", "key-7"),
-    ("orders", "nobody's"),
-    *(("orders", f"key-{n}") for n in range(20, 60)),
-]
+ROWS = [("orders", "key-0"), ("payments", "key-7"), ("orders", "nobody's")]
+ROWS += [("orders", f"key-{n}") for n in range(20, 60)]
 
 
 @dataclass(frozen=True)
@@ -59,13 +50,8 @@ class Stored:
 def index(spark: Any, s3: S3Server) -> Iterator[Stored]:
     with counting_proxy(s3.endpoint_url) as proxy:
         uri = f"s3://{s3.new_bucket()}/index?endpoint_url={proxy.endpoint_url}"
-        table = messages(2_000)
-        plan = planned(table, shards=3, piece_items=100_000)
+        build_here(uri, messages(2_000), shards=3, piece_items=100_000)
         with open_storage(uri) as storage:
-            log = StorageLog(storage, SystemClock())
-            log.create(plan.genesis)
-            shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
-            publish_tables(shards, "error", storage, log)
             without_summary(storage)
         yield Stored(uri, proxy, tuple(sorted(states(uri).objects)))
 
@@ -106,34 +92,7 @@ def test_a_lookup_reports_the_requests_that_were_sent(spark: Any, stored: Stored
     result.release()
 
 
-def test_the_data_source_asks_for_what_a_reader_would(spark: Any, stored: Stored) -> None:
-    rows = rows_of_key(spark, stored.uri)
-    seen = stored.of_objects()
-    answer = queried(stored)
-    assert sorted(row.offset for row in rows) == sorted(item.offset for item in answer) and len(rows) > 400
-    assert (len(seen), sum(exchange.bytes for exchange in seen)) == (answer.explain.requests, answer.explain.bytes)
-    # one shard of each day
-    assert sorted(Counter(exchange.key for exchange in seen).values()) == [2, 2]
-
-
-def test_the_data_source_explains_what_the_proxy_counts(spark: Any, stored: Stored, tmp_path: Path) -> None:
-    register(spark)
-    frame = spark.read.format("tiered_index").options(explain=f"file://{tmp_path}", topic="payments").load(stored.uri)
-    found = len(frame.select("offset").collect())
-    seen = stored.proxy.reset()
-    lines = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert sum(line["requests"] for line in lines) == len(seen)
-    tasks = [line for line in lines if line["kind"] == "task"]
-    assert len(tasks) < len(lines) and len(
-        {(line["stage"], line["partition"], line["attempt"]) for line in tasks}
-    ) == len(tasks)
-    of_objects = [exchange for exchange in seen if "/data/" in exchange.key]
-    assert sum(line["bytes"] for line in tasks) == sum(exchange.bytes for exchange in of_objects) > 0
-    assert (sum(line["rows"] for line in tasks), {line["ended"] for line in lines}) == (found, {"whole"})
-    assert {line["log_number"] for line in lines} == {states(stored.uri).number}
-
-
-def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, capfd: Any) -> None:
+def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, s3: S3Server) -> None:
     queried(stored)
     name = stored.of_objects()[0].key.partition("/index/")[2]
     stored.deny(name)
@@ -147,31 +106,33 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, capfd: Any)
     assert failed == name and "AccessDenied" in why
     answers = {(row.topic, row.key): row for row in result.frame.collect()}
     assert answers["orders", "key-0"].status == "partial" and answers["orders", "key-0"].failed[0].file == name
-    assert {row.status for row in answers.values()} == {"partial", "complete"}
+    statuses = Counter(row.status for row in answers.values())
+    assert result.statuses == statuses and statuses.keys() == {"partial", "complete"}
     result.release()
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        run(["spark", "audit", "--storage", stored.uri, "--json", "--quiet"])
-    document = json.loads(capfd.readouterr().out)
-    assert (ended.value.code, document["status"], document["findings"]) == (3, "incomplete", [])
+    document = told(f"audit --storage {stored.uri}", code=3, **s3.environment).document
+    assert (document["status"], document["findings"]) == ("incomplete", [])
     (unchecked,) = document["unchecked"]
-    assert (unchecked["what"], unchecked["type"]) == (
-        name,
-        "StorageMisconfigured",
-    ) and "grant s3:GetObject" in unchecked["message"]
+    assert (unchecked["what"], unchecked["type"]) == (name, "StorageMisconfigured")
+    assert "grant s3:GetObject" in unchecked["message"]
 
 
-def test_a_limit_reads_the_first_partition_alone(spark: Any, stored: Stored, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "rows", "tasks", "objects"), [(5, 5, 1, 1), (None, 2_000, 5, 6)])
+def test_a_scan_explains_what_was_sent_and_a_limit_reads_one_partition(
+    spark, stored, tmp_path, limit, rows, tasks, objects
+):
     register(spark)
     options = {"explain": f"file://{tmp_path}", "maxPartitionBytes": "5m"}
     frame = spark.read.format("tiered_index").options(**options).load(stored.uri)
-    for asked, rows, tasks, objects in ((frame.limit(5), 5, 1, 1), (frame, 2_000, 5, 6)):
-        stored.proxy.reset()
-        assert len(asked.collect()) == rows
-        seen = stored.of_objects()
-        paths = sorted(tmp_path.glob("*.json"))
-        lines = [line for path in paths if (line := json.loads(path.read_text()))["kind"] == "task"]
-        assert (len(lines), len({exchange.key for exchange in seen})) == (tasks, objects)
-        assert sum(line["requests"] for line in lines) == len(seen) == 2 * objects
-        for path in paths:
-            path.unlink()
+    assert len((frame if limit is None else frame.limit(limit)).collect()) == rows
+    seen = stored.proxy.reset()
+    of_objects = [exchange for exchange in seen if "/data/" in exchange.key]
+    lines = explained(tmp_path)
+    every, of_tasks = [line for kind in lines.values() for line in kind], lines["task"]
+    assert (len(of_tasks), len({exchange.key for exchange in of_objects})) == (tasks, objects)
+    assert len({(line["stage"], line["partition"], line["attempt"]) for line in of_tasks}) == tasks
+    assert sum(line["requests"] for line in of_tasks) == len(of_objects) == 2 * objects
+    assert sum(line["requests"] for line in every) == len(seen) > len(of_objects)
+    assert {line["log_number"] for line in lines["plan"] + of_tasks} == {states(stored.uri).number}
+    if limit is None:
+        assert sum(line["bytes"] for line in of_tasks) == sum(exchange.bytes for exchange in of_objects) > 0
+        assert (sum(line["rows"] for line in of_tasks), {line["ended"] for line in every}) == (rows, {"whole"})
