@@ -4,26 +4,32 @@ goes on.
 
 from __future__ import annotations
 
-import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructField, StructType
 
-from tests.spark.entries import BEGIN_MS, states
+from tests.spark.entries import BEGIN_MS, explained, states
+from tests.support.damage import flip, flipped
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch
 from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
+from tiered_index.spark import register
+from tiered_index.spark.build.sources import entry_frame
 from tiered_index.spark.datasource.messages import MessageSource
+from tiered_index.spark.failures import typed_errors
 
 SEGMENT = 20_000
 
@@ -31,19 +37,11 @@ SEGMENT = 20_000
 def fill(folder, count=300, first=0, **settings):
     """Write messages `first` and on into a store."""
     with StoreWriter(folder, segment_bytes=SEGMENT, **settings) as writer:
-        return [
-            writer.put(
-                "orders",
-                n % 3,
-                b"body %d" % n,
-                keys=[f"k-{n}", "all"],
-                tags="tag",
-                uniq_key=f"u-{n}",
-                store_ms=BEGIN_MS + n * 1000,
-                born_ms=BEGIN_MS - 5,
-            )
-            for n in range(first, first + count)
-        ]
+        puts = []
+        for n in range(first, first + count):
+            more = {"keys": [f"k-{n}", "all"], "tags": "tag", "uniq_key": f"u-{n}", "born_ms": BEGIN_MS - 5}
+            puts.append(writer.put("orders", n % 3, b"body %d" % n, store_ms=BEGIN_MS + n * 1000, **more))
+        return puts
 
 
 @pytest.fixture(scope="module")
@@ -98,27 +96,14 @@ def test_every_message_is_a_row(filled):
     rows, messages = rows_of(parts), messages_of(filled)
     assert len(rows) == 300
     for row, message in zip(rows, messages, strict=True):
-        assert (row["topic"], row["queue_id"], row["queue_offset"]) == (
-            message.topic,
-            message.queue_id,
-            message.queue_offset,
-        )
-        assert (row["physical_offset"], row["store_size"], row["visible"]) == (
-            message.physical_offset,
-            message.size,
-            True,
-        )
+        same = {name: getattr(message, name) for name in ("topic", "queue_id", "queue_offset", "physical_offset")}
+        same |= {"store_size": message.size, "visible": True, "keys": list(message.index_keys), "tags": "tag"}
+        assert {name: row[name] for name in same} == same
         assert row["store_timestamp"].timestamp() * 1000 == message.store_ms
-        assert (row["keys"], row["tags"], dict(row["properties"])) == (
-            list(message.index_keys),
-            "tag",
-            message.properties,
-        )
-        assert row["body"] == message.raw_body
+        assert (dict(row["properties"]), row["body"]) == (message.properties, message.raw_body)
     assert rows_of(batch(filled / "commitlog")) == rows
-    assert rows_of(batch(f"file://{filled}", body="none")) == [
-        {k: v for k, v in row.items() if k != "body"} for row in rows
-    ]
+    bodiless = [{name: value for name, value in row.items() if name != "body"} for row in rows]
+    assert rows_of(batch(f"file://{filled}", body="none")) == bodiless
     assert list(source(filled).reader(source(filled).schema()).read(InputPartition(None))) == []
 
 
@@ -152,76 +137,48 @@ def test_damage_is_named_or_passed_over(store):
     assert len(rows_of(batch(store, skipCorrupt="true"))) < 299
 
 
-def test_segments_of_an_archive(store, tmp_path):
-    uri = f"file://{tmp_path}/storage"
-    with IndexService.open(
-        root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog"
-    ) as index:
-        closed = closed_segments(store / "commitlog")
-        SegmentArchiver(index, "broker", store / "commitlog").run_once()
-    expected = [row for row in rows_of(batch(store)) if row["physical_offset"] < closed[-1].end]
-    archive = f"archive:{uri}"
+@pytest.fixture(scope="module")
+def archived(filled, tmp_path_factory):
+    """The folder of an index that has archived the closed segments of the store, and these."""
+    folder, log = tmp_path_factory.mktemp("archived"), filled / "commitlog"
+    settings = {"slots": 64, "background": False, "offset_space": "commitlog"}
+    with IndexService.open(root=folder / "root", storage=f"file://{folder}/storage", **settings) as index:
+        SegmentArchiver(index, "broker", log).run_once()
+        return folder / "storage", closed_segments(log)
+
+
+def test_segments_of_an_archive(filled, archived, tmp_path):
+    folder, closed = archived
+    shutil.copytree(folder, tmp_path / "storage")
+    archive = f"archive:file://{tmp_path}/storage"
+    expected = [row for row in rows_of(batch(filled)) if row["physical_offset"] < closed[-1].end]
     assert rows_of(batch(archive)) == rows_of(batch(archive, store="broker")) == expected and len(expected) < 300
-    name, data = next(
-        (o, f)
-        for o in (tmp_path / "storage").rglob("*")
-        if o.is_file() and (f := o.read_bytes())[:400].find(b"body 0") > 0
-    )
-    name.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
+    files = (path for path in (tmp_path / "storage").rglob("*") if path.is_file())
+    flip(next(path for path in files if b"body 0" in path.read_bytes()[:400]), 300)
     with pytest.raises(CorruptFile, match="piece of an archived segment"):
         batch(archive)
-    assert rows_of(batch(archive, skipCorrupt="true")) == [
-        row for row in expected if row["physical_offset"] >= closed[0].start + PIECE_BYTES
-    ]
+    behind = [row for row in expected if row["physical_offset"] >= closed[0].start + PIECE_BYTES]
+    assert rows_of(batch(archive, skipCorrupt="true")) == behind
     with pytest.raises(InvalidArgument, match=r"'other'.*'broker'"):
         batch(archive, store="other")
     with pytest.raises(InvalidArgument, match="stream"):
         source(archive).streamReader(source(archive).schema())
 
 
-def told(folder):
-    """Return the lines of a folder by their kind; it is empty afterwards."""
-    lines = {}
-    for path in folder.glob("*.json"):
-        line = json.loads(path.read_text())
-        lines.setdefault(line["kind"], []).append(line)
-        path.unlink()
-    return lines
-
-
-def asked(lines):
-    """Return requests and bytes of all lines, the rows and the files of tasks, and how the calls ended."""
-    every = [line for kind in lines.values() for line in kind]
-    assert all(line["requests"] == sum(line["requests_by_kind"].values()) and line["elapsed_ms"] >= 0 for line in every)
-    tasks = lines.get("task", [])
-    sums = sum(line["requests"] for line in every), sum(line["bytes"] for line in every)
-    return (
-        *sums,
-        sum(line["rows"] for line in tasks),
-        sum(line["files"] for line in tasks),
-        {line["ended"] for line in every},
-    )
-
-
-def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
-    uri, folder = f"file://{tmp_path}/storage", tmp_path / "explained"
-    with IndexService.open(
-        root=tmp_path / "root", storage=uri, slots=64, background=False, offset_space="commitlog"
-    ) as index:
-        closed = closed_segments(store / "commitlog")
-        SegmentArchiver(index, "broker", store / "commitlog").run_once()
+def test_what_is_asked_of_an_archive_is_told(archived, tmp_path):
+    (storage, closed), folder = archived, tmp_path / "explained"
+    uri = f"file://{storage}"
     rows = rows_of(batch(f"archive:{uri}", explain=f"file://{folder}"))
-    lines = told(folder)
-    requests, read, *others = asked(lines)
-    assert others == [len(rows), len(closed), {"whole"}] and rows
-    assert read > sum(segment.file_size for segment in closed)
-    assert {(line["index"], line["log_number"]) for kind in lines.values() for line in kind} == {
-        (uri, states(uri).number)
-    }
-    [plan] = lines["plan"]
+    lines = explained(folder)
+    every, tasks, [plan] = [line for kind in lines.values() for line in kind], lines["task"], lines["plan"]
+    assert all(line["requests"] == sum(line["requests_by_kind"].values()) and line["elapsed_ms"] >= 0 for line in every)
+    assert (sum(line["rows"] for line in tasks), sum(line["files"] for line in tasks)) == (len(rows), len(closed))
+    told = {(line["index"], line["log_number"], line["ended"]) for line in every}
+    assert rows and told == {(uri, states(uri).number, "whole")}
+    assert sum(line["bytes"] for line in every) > sum(segment.file_size for segment in closed)
     # the table of each segment, and its pieces as one range
-    assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in lines["task"])
-    assert requests == plan["requests"] + 2 * len(closed) and plan["requests"] > 0
+    assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in tasks)
+    assert sum(line["requests"] for line in every) == plan["requests"] + 2 * len(closed) and plan["requests"] > 0
     with pytest.raises(InvalidArgument, match="within the index"):
         source(f"archive:{uri}", explain=f"{uri}/explained").schema()
 
@@ -239,11 +196,9 @@ def test_reads_of_local_files_have_no_requests_to_tell(store, tmp_path):
 
 
 def test_bad_options_and_places(filled, tmp_path):
+    known = "path, body, skipCorrupt, store, maxBytesPerTrigger, explain"
     for options, message in (
-        (
-            {"bodies": "none"},
-            "unknown option 'bodies'; the options are path, body, skipCorrupt, store, maxBytesPerTrigger, explain",
-        ),
+        ({"bodies": "none"}, f"unknown option 'bodies'; the options are {known}"),
         ({"body": "half"}, "body is plain or stored or none"),
         ({"skipCorrupt": "yes"}, "skipCorrupt is false or true"),
         ({"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger is a number of bytes"),
@@ -316,11 +271,8 @@ def test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite(tmp_path)
     path.write_bytes(data[:200] + b"\xff" * (len(data) - 200))
     skipping = Stream(tmp_path / "s", maxBytesPerTrigger="300", skipCorrupt="true")
     passed = [offsets(skipping.step()) for _ in range(20)]
-    assert (
-        [offset for bite in passed for offset in bite]
-        == offsets(rows_of(batch(tmp_path / "s", skipCorrupt="true")))
-        != taken
-    )
+    kept = offsets(rows_of(batch(tmp_path / "s", skipCorrupt="true")))
+    assert [offset for bite in passed for offset in bite] == kept and passed != taken
     assert passed[-1] == [] and skipping.start["position"] == puts[-1].offset + puts[-1].size
 
 
@@ -386,9 +338,7 @@ def test_a_log_whose_oldest_segments_are_gone(store):
 def test_a_stream_stops_before_damage_and_names_it(store):
     message = messages_of(store)[200]
     path = next(s.path for s in segments(store) if s.start <= message.physical_offset < s.end)
-    data = bytearray(path.read_bytes())
-    data[message.physical_offset - int(path.name) + 5] ^= 0xFF
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes(), message.physical_offset - int(path.name) + 5, 0xFF))
     stream, taken = Stream(store, maxBytesPerTrigger="9000"), []
     with pytest.raises(CorruptFile, match=path.name):
         while rows := stream.step():
@@ -410,3 +360,46 @@ def test_what_is_available_now(store):
         taken += offsets(rows)
     assert taken == everything
     assert len(Stream(store, start=stream.start, limit=ReadAllAvailable()).step()) == 50
+
+
+AS_ENTRIES = {"key": "keys", "offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
+
+
+def test_rows_are_what_a_build_takes(spark, tmp_path):
+    register(spark)
+    fill(tmp_path / "store", 250)
+    rows = spark.read.format("rocketmq_commitlog").load(str(tmp_path / "store"))
+    entries = entry_frame(rows.filter("visible"), AS_ENTRIES, KEYED_SCHEMA).withColumn(
+        "timestamp_ms", F.unix_millis("timestamp_ms")
+    )
+    names = ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"]
+    batches = [one.columns.select(names) for one in CommitLogReader(tmp_path / "store" / "commitlog").batches()]
+    expected = [tuple(row.values()) for one in batches for row in one.to_pylist()]
+    found = list(map(tuple, entries.select(*names).collect()))
+    assert sorted(found) == sorted(expected) and len(found) == 750
+
+
+def test_a_query_takes_each_message_once_across_restarts(spark, tmp_path):
+    register(spark)
+    store, out = tmp_path / "store", tmp_path / "out"
+
+    def run(**options):
+        source = spark.readStream.format("rocketmq_commitlog").options(body="none", **options).load(str(store))
+        writer = source.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start(str(out))
+        with typed_errors("streaming"):
+            query.awaitTermination()
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    puts = fill(store, 250)
+    assert len(run(maxBytesPerTrigger="15k")) > 1
+    puts += fill(store, 60, first=250)
+    assert run() == [60]
+    assert run() == []
+    rows = spark.read.parquet(str(out)).select("physical_offset").collect()
+    assert Counter(row[0] for row in rows) == Counter(put.offset for put in puts)
+    last = max((store / "commitlog").iterdir())
+    flip(last, puts[-1].offset - int(last.name) + puts[-1].size - 4)
+    fill(store, 5, first=310)
+    with pytest.raises(CorruptFile, match="rewritten"):
+        run()

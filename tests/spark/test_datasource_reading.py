@@ -5,7 +5,6 @@ damage.
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections import Counter
 
 import pyarrow as pa
@@ -13,10 +12,9 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.types import StructField, StructType
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep
-from tests.spark.in_process import planned, shards_of
-from tests.spark.in_process import written as written_by_tasks
-from tests.storage.scripted_server import Answer
+from tests.spark.entries import BEGIN_MS, DAY_MS, explained, messages, put_files, states, stored_rows, sweep
+from tests.spark.in_process import build_here
+from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, counting_proxy, times
 from tests.support.merging import BASE_MS, RegionItem
 from tiered_index import IndexConfig, IndexService, hash_key
@@ -32,21 +30,10 @@ from tiered_index.errors import (
 )
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.storage.opening import open_storage
 
 ORDERS = ("orders", "key-0")
-
-
-def put(uri, root, table, *, rows=350):
-    """Put a table as files of so many rows."""
-    with IndexService.open(root=root, storage=uri, background=False, slots=64, items=100_000) as index:
-        for batch in table.to_batches(rows):
-            index.put_batch(batch)
-            index.flush()
-            index.seal()
-        index.run_lifecycle()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +41,8 @@ def written(tmp_path_factory):
     """Tables of a day in shards, files, and all that was put."""
     folder = tmp_path_factory.mktemp("reading")
     uri, first, second = f"file://{folder}/storage", messages(2_000, days=2), messages(900, days=3, seed=2)
-    put(uri, folder / "root", second)
-    plan = planned(first, shards=3)
-    with open_storage(uri) as storage:
-        log = StorageLog(storage, SystemClock())
-        log.open()
-        shards = shards_of(written_by_tasks(first, plan, storage, now_ms=SystemClock().now_ms()))
-        publish_tables(shards, "error", storage, log)
+    put_files(uri, folder / "root", second, rows=350)
+    build_here(uri, first, shards=3)
     assert len(states(uri).tables) == 2 and len(states(uri).objects) > 8
     return uri, first.to_pylist() + second.to_pylist()
 
@@ -75,34 +57,8 @@ def scan(uri, columns=None, **options):
 
 def rows_of(tables):
     rows = [row for table in tables for row in table.to_pylist()]
-    return Counter(
-        (
-            r["topic"],
-            r["key_hash"],
-            r.get("key"),
-            r["queue_id"],
-            r["offset"],
-            r["size"],
-            int(r["timestamp"].timestamp()),
-        )
-        for r in rows
-    )
-
-
-def expected(rows, keep=lambda r: True, keyed=False):
-    return Counter(
-        (
-            r["topic"],
-            hash_key(r["topic"], r["key"]),
-            r["key"] if keyed else None,
-            r["queue_id"],
-            r["offset"],
-            r["size"],
-            r["timestamp_ms"] // 1000,
-        )
-        for r in rows
-        if keep(r)
-    )
+    names = ("topic", "key_hash", "queue_id", "offset", "size")
+    return Counter((*(r[name] for name in names), int(r["timestamp"].timestamp())) for r in rows)
 
 
 def at(ms):
@@ -122,11 +78,8 @@ CASES = {
     "no topic": ({"topic": "nothing"}, lambda r: False),
     "no key": ({"key": "nothing"}, lambda r: False),
     # no time of an entry is in these ranges
-    "key after all time": (
-        {"topic": "orders", "key": "key-0", "beginMs": f"{10**18}", "endMs": f"{10**18}"},
-        lambda r: False,
-    ),
-    "key before all time": ({"topic": "orders", "key": "key-0", "beginMs": "-5000", "endMs": "-1000"}, lambda r: False),
+    "key after all time": ({"key": "key-0", "beginMs": f"{10**18}", "endMs": f"{10**18}"}, lambda r: False),
+    "key before all time": ({"key": "key-0", "beginMs": "-5000", "endMs": "-1000"}, lambda r: False),
     "between": (
         {"beginMs": f"{MIDDLE}", "endMs": f"{HOUR_LATER}"},
         lambda r: MIDDLE // 1000 <= r["timestamp_ms"] // 1000 <= HOUR_LATER // 1000,
@@ -139,15 +92,17 @@ CASES = {
 def test_options_select_entries(written, case):
     uri, rows = written
     options, keep = CASES[case]
-    assert rows_of(scan(uri, **options)) == expected(rows, keep, keyed="key" in options)
+    tables = scan(uri, **options)
+    assert rows_of(tables) == stored_rows(filter(keep, rows))
+    assert {key for table in tables if "key" in options for key in table["key"].to_pylist()} <= {options.get("key")}
 
 
 def test_each_entry_is_in_one_partition(written):
     uri, rows = written
     whole = scan(uri)
-    assert len(whole) == 1 and rows_of(whole) == expected(rows)
+    assert len(whole) == 1 and rows_of(whole) == stored_rows(rows)
     cut = scan(uri, maxPartitionBytes="10k")
-    assert len(cut) > 8 and rows_of(cut) == expected(rows)
+    assert len(cut) > 8 and rows_of(cut) == stored_rows(rows)
     # a task of a lookup has only the objects with the key's slot
     made = EntrySource({"path": uri, "topic": "orders", "key": "key-0"})
     [part] = made.reader(made.schema()).partitions()
@@ -157,30 +112,18 @@ def test_each_entry_is_in_one_partition(written):
 def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     uri, count = f"file://{tmp_path}/storage", 30_000
     table = messages(count, days=2, hot=1)
-    put(uri, tmp_path / "root", table, rows=count)
+    put_files(uri, tmp_path / "root", table)
     parts = scan(uri, maxPartitionBytes="40k")
-    assert len(parts) == 4 and rows_of(parts) == expected(table.to_pylist())
+    assert len(parts) == 4 and rows_of(parts) == stored_rows(table.to_pylist())
     assert max(map(len, parts)) < count // 2
     late = scan(uri, beginMs=f"{MIDDLE}", key="key-0")
     assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
 
 
-@pytest.fixture
-def extended(tmp_path):
-    """An index of one entry that has further columns."""
-    uri = f"file://{tmp_path}/storage"
-    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
-    with IndexService.open(settings, clock=ManualClock(BASE_MS)) as index:
-        index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
-        index.seal()
-        index.run_lifecycle()
-    return uri
-
-
 def test_what_is_swept_during_a_scan_ends_it(tmp_path):
     """Its first object is read, those behind it go: an error, since the rows so far would be a short read."""
     uri = f"file://{tmp_path}/storage"
-    put(uri, tmp_path / "root", messages(900))
+    put_files(uri, tmp_path / "root", messages(900), rows=350)
     reader = EntrySource(CaseInsensitiveDict({"path": uri})).reader(EntrySource({"path": uri}).schema())
     [part] = reader.partitions()
     batches = reader.read(part)
@@ -195,39 +138,36 @@ def test_what_is_swept_during_a_scan_ends_it(tmp_path):
     assert sum(map(len, scan(uri))) == 900
 
 
-def test_extended_schemas_and_some_columns(extended):
-    uri = extended
+def test_further_columns_some_columns_and_a_schema_of_the_user_in_other_letters(tmp_path):
+    uri = f"file://{tmp_path}/storage"
+    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
+    with IndexService.open(settings, clock=ManualClock(BASE_MS)) as index:
+        index.put("t", 1, "k", 5, 9, BASE_MS, region=7, price=2.5, tag=b"ab")
+        index.seal()
+        index.run_lifecycle()
     (table,) = scan(uri, key="k")
-    assert table.to_pylist() == [
-        {
-            "topic": "t",
-            "key_hash": hash_key("t", "k"),
-            "key": "k",
-            "queue_id": 1,
-            "offset": 5,
-            "size": 9,
-            "timestamp": at(BASE_MS // 1000 * 1000),
-            "region": 7,
-            "price": 2.5,
-            "tag": b"ab\0\0",
-        }
-    ]
+    stored = {"topic": "t", "key_hash": hash_key("t", "k"), "key": "k", "queue_id": 1, "offset": 5, "size": 9}
+    stored |= {"timestamp": at(BASE_MS // 1000 * 1000), "region": 7, "price": 2.5, "tag": b"ab\0\0"}
+    assert table.to_pylist() == [stored]
     assert scan(uri, columns=["price", "topic"])[0].to_pylist() == [{"price": 2.5, "topic": "t"}]
+    made = EntrySource({"path": uri, "key": "k", "topic": "t"})
+    kinds = {column.name: column.dataType for column in made.schema()}
+    names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")
+    reader = made.reader(StructType([StructField(name, kinds[name.lower()]) for name in names]))
+    [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert found.to_pylist() == [{name: stored[name.lower()] for name in names}]
 
 
 def test_keys_whose_hashes_collide(tmp_path):
     """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too."""
     uri = f"file://{tmp_path}/storage"
-    with IndexService.open(
-        root=tmp_path / "root", storage=uri, preset="rocketmq", slots=64, items=100, background=False
-    ) as index:
+    settings = {"preset": "rocketmq", "slots": 64, "items": 100, "background": False}
+    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for offset, key in enumerate(("Aa", "BB", "Aa", "C#")):
             index.put("t", 0, key, offset, 1, BEGIN_MS)
         index.seal()
         index.run_lifecycle()
-    by_key = {
-        key: Counter(r["offset"] for table in scan(uri, key=key) for r in table.to_pylist()) for key in ("Aa", "BB")
-    }
+    by_key = {key: rows_of(scan(uri, key=key)) for key in ("Aa", "BB")}
     assert by_key["Aa"] == by_key["BB"] and len(by_key["Aa"]) >= 3
     assert sum(len(table) for table in scan(uri)) == 4
 
@@ -239,18 +179,6 @@ def test_a_scan_has_no_key_that_could_be_compared(written):
         assert [name for name in made.schema().names if name == "key"] == columns
     with pytest.raises(SchemaMismatch, match="column 'key' was requested as string, and there is no such column"):
         EntrySource({"path": uri}).reader(StructType().add("key", "string")).partitions()
-
-
-def test_a_schema_of_the_user_may_have_other_letters(extended):
-    uri = extended
-    made = EntrySource({"path": uri, "key": "k", "topic": "t"})
-    kinds = {column.name: column.dataType for column in made.schema()}
-    names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")
-    reader = made.reader(StructType([StructField(name, kinds[name.lower()]) for name in names]))
-    [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
-    assert found.to_pylist() == [
-        {"REGION": 7, "Offset": 5, "KEY": "k", "Topic": "t", "TimeStamp": at(BASE_MS // 1000 * 1000)}
-    ]
 
 
 def test_bad_options_and_places(written, tmp_path):
@@ -277,45 +205,33 @@ def test_bad_options_and_places(written, tmp_path):
     assert list(EntrySource({"path": uri}).reader(StructType()).read(InputPartition(None))) == []
 
 
-@pytest.fixture
-def stored(s3, tmp_path, monkeypatch):
-    """An index of three files in a bucket, behind a proxy that counts."""
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module")
+def in_s3(s3, tmp_path_factory):
+    """An index of three files in a bucket, behind a proxy that counts: its URI, what was put, the proxy, the files."""
     bucket, table = s3.new_bucket(), messages(900)
     with counting_proxy(s3.endpoint_url) as proxy:
-        uri = f"s3a://{bucket}/index?endpoint_url={proxy.endpoint_url}"
-        put(uri.replace("s3a", "s3"), tmp_path / "root", table, rows=300)
-        proxy.reset()
-        yield (
-            uri,
-            table.to_pylist(),
-            proxy,
-            [f"{bucket}/index/{name}" for name in states(uri.replace("s3a", "s3")).objects],
-        )
+        uri = f"s3://{bucket}/index?endpoint_url={proxy.endpoint_url}"
+        put_files(uri, tmp_path_factory.mktemp("in-s3"), table, rows=300)
+        files = [f"{bucket}/index/{name}" for name in states(uri).objects]
+        yield uri.replace("s3", "s3a", 1), table.to_pylist(), proxy, files
+
+
+@pytest.fixture
+def stored(in_s3):
+    in_s3[2].reset()
+    return in_s3
 
 
 def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     uri, rows, proxy, files = stored
     assert len(files) == 3
-    proxy.reset()
-    assert rows_of(scan(uri, topic="orders", key="key-0")) == expected(rows, lambda r: r["key"] == "key-0", keyed=True)
+    assert rows_of(scan(uri, topic="orders", key="key-0")) == stored_rows(r for r in rows if r["key"] == "key-0")
     counts = proxy.counts()
     assert {key: count.requests for (method, ranged, key), count in counts.items() if ranged} == dict.fromkeys(files, 2)
     proxy.reset()
     last = max(r["timestamp_ms"] for r in rows)
     assert scan(uri, beginMs=f"{last}", key="nobody's") == []
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
-
-
-def told(folder):
-    """Return the lines of a folder by their kind; it is empty afterwards."""
-    lines = {}
-    for path in folder.glob("*.json"):
-        document = json.loads(path.read_text())
-        lines.setdefault(document["kind"], []).append(document)
-        path.unlink()
-    return lines
 
 
 def asked_and_sent(proxy):
@@ -330,7 +246,7 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
     for options, kept in (({"maxPartitionBytes": "5m"}, len(rows)), ({"key": "key-7", "topic": "orders"}, None)):
         proxy.reset()
         found = sum(map(len, scan(uri, explain=f"file://{folder}", **options)))
-        lines = told(folder)
+        lines = explained(folder)
         assert {kind: len(lines[kind]) for kind in ("schema", "plan")} == {"schema": 1, "plan": 1}
         [plan] = lines["plan"]
         asked = {name: options.get(name) for name in ("topic", "key")}
@@ -340,15 +256,14 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
         assert all(line["requests"] == sum(line["requests_by_kind"].values()) for line in every)
         assert sum(line["rows"] for line in every) == found and (kept is None or found == kept)
         known = uri.replace("s3a", "s3")
-        assert {(line["index"], line["log_number"], line["ended"]) for line in every} == {
-            (known, states(known).number, "whole")
-        }
+        told = {(line["index"], line["log_number"], line["ended"]) for line in every}
+        assert told == {(known, states(known).number, "whole")}
         assert sum(line["files"] for line in lines["task"]) == len(files)
     # an attempt that fails, and one that nobody listens to any more
     proxy.fault = times(100, Action(flip_byte=0), lambda request: request.key == files[0])
     with pytest.raises(CorruptFile):
         scan(uri, explain=f"file://{folder}")
-    assert [line["ended"] for line in told(folder)["task"]] == ["failed"]
+    assert [line["ended"] for line in explained(folder)["task"]] == ["failed"]
     proxy.reset()
     made = EntrySource(CaseInsensitiveDict({"path": uri, "explain": f"file://{folder}"}))
     reader = made.reader(made.schema())
@@ -356,23 +271,15 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
     batches = reader.read(part)
     first = next(batches)
     batches.close()
-    lines = told(folder)
+    lines = explained(folder)
     [line] = lines["task"]
     assert (line["ended"], line["rows"]) == ("stopped", len(first)) and len(first) < len(rows)
     assert sum(line["requests"] for kind in lines.values() for line in kind) == asked_and_sent(proxy)[0]
-
-
-def test_a_range_is_explained(stored, tmp_path):
-    uri, rows, *_ = stored
-    folder = tmp_path / "explained"
     second = rows[0]["timestamp_ms"] // 1000 * 1000
     scan(uri, topic="orders", beginMs=f"{second}", explain=f"file://{folder}")
-    [plan] = told(folder)["plan"]
+    [plan] = explained(folder)["plan"]
     assert plan["selection"] == {"topic": "orders", "key": None, "begin_ms": second, "end_ms": None}
-
-
-def test_a_place_that_takes_no_lines_fails_the_read(stored, tmp_path):
-    uri, *_ = stored
+    # a place that takes no lines fails the read
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageMisconfigured, match="Not a directory"):
         scan(uri, explain=f"file://{tmp_path}/file/explained")
@@ -385,9 +292,6 @@ def test_damage_and_denial_name_the_object(stored):
     proxy.fault = lambda request: Action(flip_byte=0) if request.ranged and request.key == files[1] else None
     with pytest.raises(CorruptFile, match=files[1].partition("/index/")[2]):
         scan(uri)
-    body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
-    proxy.fault = lambda request: (
-        Action(answer=Answer(403, body, {"Content-Type": "application/xml"})) if request.key == files[2] else None
-    )
+    proxy.fault = lambda request: Action(answer=error(403, "AccessDenied")) if request.key == files[2] else None
     with pytest.raises(StorageMisconfigured, match=files[2].partition("/index/")[2]):
         scan(uri)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, joined, messages, states, sweep, total
 from tests.spark.streaming_program import failing_once
 from tiered_index import IndexReader
-from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.spark import register
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.session import warn_of_denials
@@ -51,20 +51,12 @@ def test_append_and_overwrite_by_window(session, storage):
 def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
     place = f"{s3.new_bucket()}/index?endpoint_url={s3.endpoint_url}"
     storage = f"s3://{place}"
-    at = F.when(F.col("id") == 7, F.timestamp_seconds(F.lit(9_000_000_000))).otherwise(
-        F.timestamp_seconds(F.col("id") + BEGIN_MS // 1000)
-    )
-    keys = F.when(F.col("id") % 4 == 3, F.lit(None)).when(F.col("id") % 4 == 2, F.array(F.lit(None).cast("string")))
-    keys = keys.otherwise(F.array(F.lit("a"), F.concat(F.lit("k-"), F.col("id")), F.lit("a"), F.lit(None)))
-    frame = session.range(8).select(
-        F.lit("t").alias("topic"),
-        keys.alias("keys"),
-        F.lit(0).alias("queue_id"),
-        F.col("id").alias("offset"),
-        F.lit(5).alias("size"),
-        at.alias("timestamp_ms"),
-    )
-    frame = frame.withColumn("keys", F.when(F.col("offset") == 7, F.array(F.lit("late"))).otherwise(F.col("keys")))
+    keys = [["a", f"k-{n}", "a", None] if n % 4 < 2 else [None] if n % 4 == 2 else None for n in range(7)]
+    rows = [("t", some, 0, n, 5, BEGIN_MS // 1000 + n) for n, some in enumerate(keys)]
+    rows.append(("t", ["late"], 0, 7, 5, 9_000_000_000))
+    schema = "topic string, keys array<string>, queue_id int, offset long, size int, second long"
+    at = F.timestamp_seconds("second").alias("timestamp_ms")
+    frame = session.createDataFrame(rows, schema).select("*", at).drop("second")
     write(frame.coalesce(1), f"s3a://{place}", window="1h")
     with IndexReader.open(storage) as reader:
         assert [item.offset for item in reader.query("t", "a")] == [5, 4, 1, 0]
@@ -76,46 +68,24 @@ def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
     assert total(storage) == 9  # what went to quarantine is known again
 
 
-BAD = {
-    "missing": (lambda f: f.drop("size"), InvalidArgument, "column 'size' is missing; the DataFrame has"),
-    "unknown": (
-        lambda f: f.withColumn("colour", F.lit(1)),
-        InvalidArgument,
-        "column 'colour' is not a field of an entry",
-    ),
-    "type": (
-        lambda f: f.withColumn("offset", F.col("offset").cast("string")),
-        InvalidArgument,
-        "column 'offset' has the type string, but must have integers",
-    ),
-    "null": (lambda f: f.withColumn("size", F.lit(None).cast("int")), InvalidArgument, "column 'size' has .* nulls"),
-}
+def test_what_is_no_entry_is_refused_and_named(session, storage):
+    frame = session.createDataFrame(messages(20)).coalesce(1)
+    text = frame.withColumn("offset", F.col("offset").cast("string"))
+    with pytest.raises(InvalidArgument, match="column 'offset' has the type string, but must have integers"):
+        write(text, storage)
+    with pytest.raises(NotAnIndex):
+        states(storage)
+    with pytest.raises(InvalidArgument, match=r"column 'size' has .* nulls"):
+        write(frame.withColumn("size", F.lit(None).cast("int")), storage)
+    # it was the only task, so none is broken off; and it takes back what it sent before Spark hears of its failure
+    assert total(storage) == sweep(storage) == 0
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_is_no_entry_is_refused_and_named(session, storage, case):
-    change, kind, text = BAD[case]
-    with pytest.raises(kind, match=text):
-        write(change(session.createDataFrame(messages(20))).coalesce(1), storage)
-    if case in ("missing", "unknown", "type"):
-        with pytest.raises(NotAnIndex):
-            states(storage)
-    else:
-        # it was the only task, so none is broken off; and it takes back what it sent before Spark hears of its failure
-        assert total(storage) == sweep(storage) == 0
-
-
-def test_options_are_those_of_the_index(session, storage):
+def test_windows_that_are_too_many_or_too_short(session, storage):
     frame = session.createDataFrame(messages(50, days=3)).coalesce(1)
-    with pytest.raises(InvalidArgument, match=r"'slot'.*slots"):
-        write(frame, storage, slot=3)
-    with pytest.raises(InvalidArgument, match="a window is like 1h"):
-        write(frame, storage, window="often")
     with pytest.raises(InvalidArgument, match="2 windows of 86,400 s"):
         write(frame, storage, maxWindows=2)
     write(frame, storage)
-    with pytest.raises(SchemaMismatch, match="64 slots, not native and 65"):
-        write(frame, storage, slots=65)
     with pytest.raises(InvalidArgument, match="windows that are as long"):
         write(frame, storage, "overwrite", window="1h")
     assert total(storage) == 50
@@ -138,7 +108,15 @@ def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: f
         query.stop()
 
 
-def test_a_repeated_micro_batch_is_published_once(session, storage, tmp_path):
+def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, caplog):
+    """Of denied attempts it is warned once. Settings of the cluster stand in a session of its own, where Spark itself
+    doesn't look for them.
+    """
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.speculation", "true")
+    session.conf.set("spark.task.maxFailures", "1")
+    register(session)
     tables = [messages(200, days=1), messages(150, days=2, seed=2)]
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     for table in tables:
@@ -159,6 +137,8 @@ def test_a_repeated_micro_batch_is_published_once(session, storage, tmp_path):
     micro_batches(session, folder, storage, checkpoint)
     assert (total(storage), len(states(storage).positions)) == (700, 2)
     check(storage, joined(tables), keys=5)
+    [told] = [record for record in caplog.records if "speculation" in record.getMessage()]
+    assert told.levelname == "WARNING" and "spark.task.maxFailures is 1" in told.getMessage()
 
 
 def test_a_micro_batch_whose_task_failed_is_published_once_when_it_comes_again(session, storage, tmp_path):
@@ -208,21 +188,3 @@ def test_each_session_of_an_application_registers_for_itself(session, storage):
     assert other.read.format("tiered_index").load(storage).count() == 10
     active = session._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()
     assert active.get().equals(session._jsparkSession)  # as before
-
-
-def test_a_query_of_many_micro_batches_is_warned_of_denied_attempts_once(spark, storage, tmp_path, caplog):
-    """Settings of the cluster stand in a session of its own, where Spark itself doesn't look for them."""
-    table = messages(30)
-    spark.createDataFrame(table).repartition(2).write.parquet(str(tmp_path / "in"))
-    session = spark.newSession()
-    for name, value in (
-        ("sql.legacy.setCommandRejectsSparkCoreConfs", "false"),
-        ("speculation", "true"),
-        ("task.maxFailures", "1"),
-    ):
-        session.conf.set(f"spark.{name}", value)
-    register(session)
-    micro_batches(session, tmp_path / "in", storage, tmp_path / "checkpoint")
-    assert list(states(storage).positions.values()) == [1] and total(storage) == 30
-    [told] = [record for record in caplog.records if "speculation" in record.getMessage()]
-    assert told.levelname == "WARNING" and "spark.task.maxFailures is 1" in told.getMessage()
