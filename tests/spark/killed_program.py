@@ -35,16 +35,8 @@ from tiered_index.storage.opening import open_storage
 __all__ = ["REFUSED", "WRITES"]
 
 REFUSED = 3
-WRITES = (
-    "put",
-    "put_if_absent",
-    "begin_upload",
-    "upload_part",
-    "complete_upload",
-    "abort_upload",
-    "delete",
-    "delete_many",
-)
+_UPLOADING = ("begin_upload", "upload_part", "complete_upload", "abort_upload")
+WRITES = ("put", "put_if_absent", *_UPLOADING, "delete", "delete_many")
 _T = TypeVar("_T")
 
 

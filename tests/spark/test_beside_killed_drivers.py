@@ -20,10 +20,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.entries import check, messages, states, sweep, total
+from tests.spark.entries import check, messages, put_files, states, sweep, total
 from tests.spark.in_process import planned, shards_of, written
 from tests.spark.killed_program import REFUSED, WRITES
-from tiered_index import IndexService
+from tests.support.log_records import open_log
 from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
@@ -85,10 +85,8 @@ def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:
 def test_a_driver_killed_at_each_call_of_publish(program: Program, tmp_path: Path) -> None:
     origin, first, second = tmp_path / "origin", tmp_path / "first", tmp_path / "second"
     old = built(f"file://{origin}", TABLE, first)
-    assert (
-        program(job="publish", uri=f"file://{origin}", build=str(first), mode="error", nth=0, when="")["killed"]
-        is False
-    )
+    done = program(job="publish", uri=f"file://{origin}", build=str(first), mode="error", nth=0, when="")
+    assert done["killed"] is False
     new = built(f"file://{origin}", OTHER, second, shards=2)
     kept = TABLE.filter(pa.compute.greater_equal(TABLE["timestamp_ms"], _second_day()))
     whole = tmp_path / "whole"
@@ -125,9 +123,7 @@ def _second_day() -> int:
 def _young(uri: str) -> tuple[int, int]:
     """Return how many objects and uploads are orphans now."""
     with open_storage(uri) as storage:
-        log = StorageLog(storage, SystemClock())
-        log.open()
-        found = find_orphans(storage, log, older_than_s=3600)
+        found = find_orphans(storage, open_log(storage, SystemClock()), older_than_s=3600)
         return len(found.objects), len(found.uploads)
 
 
@@ -136,14 +132,7 @@ def test_a_merge_killed_in_the_middle_and_run_again(program: Program, tmp_path: 
     """What was published before stays, the rest is done by the next run, and nothing is done twice."""
     origin = tmp_path / "origin"
     uri = f"file://{origin}"
-    with IndexService.open(
-        root=tmp_path / "root", storage=uri, slots=64, items=100, background=False, max_late_s=10**10
-    ) as index:
-        for batch in TABLE.to_batches(70):
-            index.put_batch(batch)
-            index.flush()
-            index.seal()
-        index.run_lifecycle()
+    put_files(uri, tmp_path / "root", TABLE, rows=70, max_late_s=10**10)
     files = len(states(uri).objects)
     whole = tmp_path / "whole"
     shutil.copytree(origin, whole)
@@ -196,8 +185,7 @@ def test_builds_of_one_window_at_once_by_processes(program: Program, tmp_path: P
             # each one behind another replaced what that had published: the last one's is there
             assert outcomes == [0, 0, 0] and total(uri) == 180 and len(state.objects) == 1
             (name,) = state.objects
-            (last,) = {
-                n for n, path in enumerate(paths) if name in {s.stored.name for s in pickle.loads(path.read_bytes())}
-            }
-            check(uri, rows[last], keys=5)
+            names = [{shard.stored.name for shard in pickle.loads(path.read_bytes())} for path in paths]
+            (last,) = (table for table, made in zip(rows, names, strict=True) if name in made)
+            check(uri, last, keys=5)
         assert sweep(uri) == {"error": 2, "append": 0, "replace": 2}[mode]

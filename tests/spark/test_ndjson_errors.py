@@ -16,7 +16,6 @@ from tiered_index.server import wire
 from tiered_index.server.entries import parsed
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.places import LocalFile
-from tiered_index.spark import build
 from tiered_index.spark.build import sources
 from tiered_index.storage.memory import MemoryStorage
 
@@ -110,10 +109,3 @@ def test_a_file_is_read_in_large_blocks(name):
     data = b"".join(lines({"keys": [str(n * 2654435761 % 2**32)]}) for n in range(20_000))
     assert stored.read(name, data).num_rows == 20_000
     assert len(stored.storage.reads) <= 2 + len(data) // (1 << 20)
-
-
-def test_a_build_names_file_and_line(spark, storage, config, tmp_path):
-    path = tmp_path / "m.ndjson"
-    path.write_bytes(lines({}, WRONG["text"]))
-    with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 2: offset must be"):
-        build(spark, path, storage=storage, config=config)

@@ -1,53 +1,46 @@
 """What a task of a write does, and its driver, in this process: tables of windows from spooled batches, commits struck
-at every request.
+at every request, and what tells a micro-batch that comes again from another one of its number.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
+from pyspark.sql.types import StructType
 
-from tests.spark.entries import DAY_MS, messages
-from tests.spark.in_process import GENESIS, SCALE, Address
-from tests.support.later import Later
-from tests.support.log_records import publish
-from tests.support.model import Answer, ReferenceModel
+from tests.spark.entries import check_answers, messages
+from tests.spark.in_process import GENESIS, SCALE, Address, build_here, count, left_over, opened
+from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
+from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import task as task_module
+from tiered_index.service.log.records import LogRecord, StreamBatch
+from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
 from tiered_index.spark.build.build import publish_batch, publish_tables
 from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.datasource import writing
-from tiered_index.spark.datasource.writing import (
-    EntryColumns,
-    EntryStreamWriter,
-    EntryWriter,
-    PartitionJob,
-    Written,
-    write_tables,
-)
+from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, EntryWriter, PartitionJob, Written
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
 
+pytestmark = pytest.mark.usefixtures("uploads_in_parts")
 TABLE = messages(2_000, days=3)
 FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("spark:q", 1, BatchContent(10, 2))
-
-
-@pytest.fixture(autouse=True)
-def uploads_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_module, "_PART_BYTES", 500)
 
 
 NOW_MS = SystemClock().now_ms()
@@ -64,28 +57,11 @@ def job(storage: Storage, **more: Any) -> PartitionJob:
 
 
 def written(table: pa.Table, storage: Storage) -> Any:
-    return list(write_tables(table.to_batches(300), job(storage)).shards)
-
-
-def opened(storage: Storage, clock: ManualClock) -> StorageLog:
-    log = StorageLog(storage, clock)
-    log.create(GENESIS)
-    return log
-
-
-def left_over(storage: Storage, clock: ManualClock) -> int:
-    log = StorageLog(storage, clock)
-    log.open()
-    found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
-    delete_orphans(storage, found)
-    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
-    return len(found.objects) + len(found.uploads)
+    return list(writing.write_tables(table.to_batches(300), job(storage)).shards)
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_a_task_writes_a_table_for_each_window(
-    monkeypatch: pytest.MonkeyPatch, clock: ManualClock, small: bool
-) -> None:
+def test_a_task_writes_a_table_for_each_window(monkeypatch, clock, small):
     if small:  # several rounds of packing, pieces and hot keys that are spooled once more
         monkeypatch.setattr(shards_module, "_HELD_ITEMS", 256)
         monkeypatch.setattr(shards_module, "_BLOCK_ITEMS", 16)
@@ -97,16 +73,7 @@ def test_a_task_writes_a_table_for_each_window(
     assert (len(shards) > 3) == small and len({shard.stored.shard.table for shard in shards}) == 3
     publish_tables(shards, "append", storage, log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        for topic, key in (
-            ("orders", "key-0"),
-            *zip(TABLE["topic"].to_pylist()[:60:3], TABLE["key"].to_pylist()[:60:3], strict=True),
-        ):
-            model = ReferenceModel()
-            for row in TABLE.filter((pc.field("topic") == topic) & (pc.field("key") == key)).to_pylist():
-                model.put(topic, row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
-            assert [Answer.of(item) for item in reader.query(topic, key, max_count=10_000)] == model.query(
-                topic, key, max_count=None
-            )
+        check_answers(reader, TABLE)
     assert left_over(storage, clock) == 0
 
 
@@ -116,35 +83,19 @@ def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
     columns = EntryColumns.of(kinds, KEYED_SCHEMA)
     keys = pa.array([["a", "b", None, "a"], [], None, ["c"]], pa.list_(pa.string()))
     number = pa.array([0, 1, 2, 3])
-    batch = pa.record_batch(
-        {
-            "topic": pa.array(list("wxyz")),
-            "keys": keys,
-            "timestamp_ms": number,
-            "size": number,
-            "offset": number,
-            "queue_id": number,
-        }
-    )
+    given = {"topic": pa.array(list("wxyz")), "keys": keys, "timestamp_ms": number, "size": number}
+    batch = pa.record_batch({**given, "offset": number, "queue_id": number})
     [entries] = columns.batches([batch.slice(3), batch.slice(0, 3)][1:])
-    assert sorted(zip(entries["topic"].to_pylist(), entries["key"].to_pylist(), strict=True)) == [
-        ("w", "a"),
-        ("w", "b"),
-    ]
+    found = zip(entries["topic"].to_pylist(), entries["key"].to_pylist(), strict=True)
+    assert sorted(found) == [("w", "a"), ("w", "b")]
     [entries] = columns.batches([batch.slice(1)])
     assert entries.to_pylist() == [{"topic": "z", "queue_id": 3, "key": "c", "offset": 3, "size": 3, "timestamp_ms": 3}]
 
 
 BAD = {
-    "null": ("size", pa.nulls(2_000, pa.int32()), "column 'size' has 300 nulls"),
     "no_topic": ("topic", pa.nulls(2_000, pa.string()), "column 'topic' has .* nulls in rows that have a key"),
-    "no_time": (
-        "timestamp_ms",
-        pa.nulls(2_000, pa.int64()),
-        "column 'timestamp_ms' has .* nulls in rows that have a key",
-    ),
+    "no_time": ("timestamp_ms", pa.nulls(2_000, pa.int64()), "'timestamp_ms' has .* nulls in rows that have a key"),
     "large": ("size", pa.array([1 << 40] * 2_000), "size 1099511627776 is outside"),
-    "year": ("timestamp_ms", pa.array([1 << 50] * 2_000), "timestamp_ms 1125899906842624 is outside"),
 }
 
 
@@ -169,10 +120,7 @@ def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: Man
     writer = a_writer(EntryStreamWriter, storage)
     with pytest.raises(InvalidArgument, match=r"micro-batch 1 .*0 comes now.*checkpoint"):
         writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
-    assert (
-        sum(stored.count for stored in log.refresh().objects.values()) == 2_010
-        and objects.items() <= log.state.objects.items()
-    )
+    assert count(storage, clock) == 2_010 and objects.items() <= log.refresh().objects.items()
     assert left_over(storage, clock) == 0
 
 
@@ -192,16 +140,12 @@ def test_two_drivers_publish_one_batch_at_once(clock: ManualClock) -> None:
     log = opened(storage, clock)
     mine, other = written(TABLE, storage), written(TABLE, storage)
 
-    def first() -> None:
-        assert publish_batch(other, FIRST, storage.inner, StorageLog(storage.inner, clock))
-
-    state = log.refresh()
-    assert not FIRST.is_in(state)
-    original, done = storage.put_if_absent, []
+    assert not FIRST.is_in(log.refresh())
+    original = storage.put_if_absent
 
     def raced(name: str, data: bytes) -> Any:
-        if not done:
-            done.append(first())
+        storage.put_if_absent = original  # type: ignore[method-assign]
+        assert publish_batch(other, FIRST, storage.inner, StorageLog(storage.inner, clock))
         return original(name, data)
 
     storage.put_if_absent = raced  # type: ignore[method-assign]
@@ -226,15 +170,15 @@ def test_a_driver_killed_while_it_commits_a_batch(clock: ManualClock, operation:
         publish_batch(shards, FIRST, struck, StorageLog(struck, clock))
     was = (operation, when) == ("put_if_absent", "after")
     assert publish_batch(written(TABLE, inner), FIRST, inner, StorageLog(inner, clock)) != was
-    log = StorageLog(inner, clock)
-    assert sum(stored.count for stored in log.open().objects.values()) == 2_000
+    assert count(inner, clock) == 2_000
     assert left_over(inner, clock) == (0 if was else len(shards))
 
 
-def a_writer(kind: Any, storage: Storage) -> Any:
-    """Return a writer as it comes to `commit` and `abort`: without what Spark calls to make it."""
+def a_writer(kind: Any, storage: Storage, **more: Any) -> Any:
+    """Return a writer without what Spark calls to make it."""
     writer = object.__new__(kind)
-    writer._job, writer._columns, writer._mode = job(storage), None, "append"
+    columns = EntryColumns.of({field.name: field.type for field in TABLE.schema}, KEYED_SCHEMA)
+    writer._job, writer._columns, writer._mode = job(storage, **more), columns, "append"
     return writer
 
 
@@ -253,10 +197,7 @@ def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, ki
     with pytest.raises(StorageUnavailable):
         writer.commit(messages, *number)
     writer.abort(messages, *number)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert len(reader.query("orders", "key-0", max_count=10_000).items) == sum(
-            key == "key-0" for key in TABLE["key"].to_pylist()
-        )
+    assert count(storage, clock) == 2_000 and left_over(storage, clock) == 0
 
 
 def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> None:
@@ -267,8 +208,8 @@ def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> No
         written(TABLE, storage)
     assert not list(storage.list("data/")) and not list(storage.list_uploads())
     with pytest.raises(InvalidArgument, match="more than 2 windows"):
-        write_tables(TABLE.to_batches(), job(storage, max_windows=2))
-    assert write_tables([], job(storage)).shards == ()
+        writing.write_tables(TABLE.to_batches(), job(storage, max_windows=2))
+    assert writing.write_tables([], job(storage)).shards == ()
 
 
 @pytest.mark.parametrize(
@@ -298,6 +239,187 @@ def test_a_checkpoint_whose_index_is_gone_or_another_one_is_refused() -> None:
     a_writer(EntryStreamWriter, own).commit([Written((), "q", BatchContent())], 0)
     message = Written(tuple(written(TABLE.slice(0, 10), own)), "q", SECOND.content)
     a_writer(EntryStreamWriter, own).commit([message], 1)
-    log = StorageLog(own, SystemClock())
-    assert sum(stored.count for stored in log.open().objects.values()) == 10
-    assert log.state.positions == {"spark:q": 1} and len(list(own.list("log/"))) == 3
+    assert open_log(own).state.positions == {"spark:q": 1}
+    assert count(own, SystemClock()) == 10 and len(list(own.list("log/"))) == 3
+
+
+FEW = messages(400, days=3)
+
+
+class _Task:
+    """Stands for Spark's TaskContext."""
+
+    @staticmethod
+    def get() -> Any:
+        return _Task
+
+    @staticmethod
+    def getLocalProperty(name: str) -> str:  # noqa: N802 - Spark's name
+        return "q"
+
+
+def run(storage: Storage, number: int, parts: list[pa.Table], **more: Any) -> list[Written]:
+    """Write each part by a task, commit, and return the tasks' messages."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "TaskContext", _Task)
+        writer = a_writer(EntryStreamWriter, storage, **more)
+        told = [writer.write(iter(part.to_batches(70))) for part in parts]
+    writer.commit(told, number)
+    return told
+
+
+def an_index() -> tuple[Storage, StorageLog]:
+    storage = MemoryStorage()
+    log = opened(storage, SystemClock())
+    # the query's first batch
+    log.append("a batch", None, lambda state: LogRecord(0, "positions", 0, "", 0, positions={"spark:q": 0}))
+    return storage, log
+
+
+def same_name_ids() -> tuple[str, str]:
+    """Return two topics whose ids by name are the same."""
+    known: dict[int, str] = {}
+    for number in itertools.count():
+        name = f"topic-{number}"
+        if (topic_id := assigned_topic_id(name)) in known:
+            return known[topic_id], name
+        known[topic_id] = name
+    raise AssertionError
+
+
+def named(*topics: str) -> pa.Table:
+    """Return the messages with `topics` in turn."""
+    values = list(itertools.islice(itertools.cycle(topics), len(FEW)))
+    return FEW.set_column(FEW.schema.get_field_index("topic"), "topic", pa.array(values))
+
+
+def test_the_same_rows_are_a_repeat_however_they_are_cut() -> None:
+    storage, log = an_index()
+    first, second = same_name_ids()
+    assert first != second
+    whole = named(first, second)
+    shuffled = whole.take(pa.array(np.random.default_rng(1).permutation(len(whole))))
+    # a task that meets one of the two topics gives it the id that the other has elsewhere
+    by_topic = [whole.filter(pa.compute.equal(whole["topic"], name)) for name in (first, second)]
+    run(storage, 4, [whole])
+    before = log.refresh()
+    for parts, more in (
+        ([whole], {}),
+        (by_topic, {}),
+        ([shuffled.slice(0, 90), shuffled.slice(0, 0), shuffled.slice(90)], {}),
+        ([shuffled], {"scale": replace(SCALE, window_s=3_600)}),
+        ([whole], {"scale": replace(SCALE, plausible_max=10**9 + 5)}),
+    ):
+        told = run(storage, 4, parts, **more)
+        assert sum(part.content.entries for part in told) == 400
+        assert all(part.shards for part in told if part.content.entries)
+        assert log.refresh() == before and {info.name for info in storage.list("data/")} == set(before.objects)
+
+
+def test_the_checksum_is_the_one_of_the_specification() -> None:
+    storage, log = an_index()
+    run(storage, 4, [FEW.slice(0, 50)])
+    total, mask = 0, 2**64 - 1
+    for row in FEW.slice(0, 50).to_pylist():
+        prints = hash_batch([row["topic"]], np.array([0]), code_units([row["key"]]))
+        x = row["timestamp_ms"] // 1000
+        for value in (prints[0][0], row["queue_id"], row["offset"], row["size"], prints[1][0]):
+            x = (x ^ int(value) & mask) * 0x9E3779B97F4A7C15 & mask
+            x ^= x >> 29
+        total += x
+    assert log.refresh().batches == {"spark:q": StreamBatch(4, 50, total & mask)}
+
+
+ROW = FEW.slice(7, 1).to_pylist()[0]
+OTHERS = {
+    "more": pa.concat_tables([FEW, messages(30, seed=2)]),
+    "fewer": FEW.slice(0, 399),
+    "topic": {"topic": "elsewhere"},
+    "key": {"key": "of nobody"},
+    "queue": {"queue_id": ROW["queue_id"] + 1},
+    "size": {"size": ROW["size"] + 1},
+    "offset": {"offset": ROW["offset"] + 1},
+    "second": {"timestamp_ms": ROW["timestamp_ms"] + 1_000},
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) -> None:
+    """As from a checkpoint one batch older than the index: that batch is planned anew, up to where the source ends
+    now.
+    """
+    storage, log = an_index()
+    run(storage, 4, [FEW])
+    before, change = log.refresh(), OTHERS[case]
+    if isinstance(change, dict):
+        changed = pa.Table.from_pylist([{**ROW, **change}], FEW.schema)
+        change = pa.concat_tables([FEW.slice(0, 7), changed, FEW.slice(8)])
+    with pytest.raises(InvalidArgument, match=r"micro-batch 4 .*400 entries.*checkpoint"):
+        run(storage, 4, [change])
+    assert log.refresh() == before and {info.name for info in storage.list("data/")} == set(before.objects)
+    run(storage, 5, [change])
+    assert log.refresh().batches["spark:q"].entries == len(change) and log.state.positions == {"spark:q": 5}
+
+
+@pytest.mark.parametrize("earlier", [{}, {"spark:q": 3}])
+def test_a_batch_that_no_record_tells_of_is_known_by_its_number(monkeypatch, earlier):
+    """Records of earlier versions don't say what a batch held; they may stand behind ones that do."""
+    storage, log = an_index()
+    for number in earlier.values():
+        run(storage, number, [FEW.slice(0, 9)])
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "LogRecord", lambda *fields, batches: LogRecord(*fields))
+        run(storage, 4, [FEW])
+    before = log.refresh()
+    assert before.positions == {"spark:q": 4} and {s: told.number for s, told in before.batches.items()} == earlier
+    run(storage, 4, [OTHERS["more"]])
+    assert log.refresh() == before
+    run(storage, 5, [FEW])
+    assert log.refresh().batches["spark:q"].number == 5
+
+
+WITHOUT_QUEUE = {"topic": "string", "key": "string", "offset": "long", "size": "integer", "timestamp_ms": "long"}
+KINDS = {**WITHOUT_QUEUE, "queue_id": "integer"}
+
+
+def prepare(uri: str, columns: dict[str, str] = KINDS, **given: str) -> None:
+    schema = StructType()
+    for name, kind in columns.items():
+        schema.add(name, kind)
+    writing.prepared(Options("tiered_index", {"path": uri, **given}, writing.WRITE_OPTIONS), schema, streams=False)
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "missing": ({"columns": WITHOUT_QUEUE}, InvalidArgument, "column 'queue_id' is missing; the DataFrame has"),
+    "unknown": ({"columns": KINDS | {"colour": "integer"}}, InvalidArgument, "'colour' is not a field of an entry"),
+    "no_option": ({"slot": "3"}, InvalidArgument, r"'slot'.*slots"),
+    "no_slots": ({"slots": "0"}, ConfigError, "slots must be greater than 0"),
+    "no_items": ({"items": "0"}, ConfigError, "items must be greater than 1"),
+    "slots": ({"slots": "65"}, SchemaMismatch, "64 slots, not native and 65"),
+    "items": ({"items": "77"}, SchemaMismatch, "with 100,000 items a file, not 77"),
+    "offset_space": ({"offsetSpace": "commitlog"}, SchemaMismatch, "'custom', not in 'commitlog'"),
+    "no_window": ({"window": ""}, InvalidArgument, "a window is like 1h"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_options_that_are_not_the_indexs_are_refused(storage: str, tmp_path: Path, case: str) -> None:
+    given, kind, text = WRONG[case]
+    build_here(storage)
+    with pytest.raises(kind, match=text):
+        prepare(storage, **given)
+    if kind is not SchemaMismatch:
+        with pytest.raises(kind, match=text):
+            prepare(f"file://{tmp_path}/new", **given)
+        assert not (tmp_path / "new" / "log").exists()
+    prepare(storage, slots="64", items="100000", preset="native", offsetSpace="custom", window="1h")
+    prepare(storage)
+
+
+def test_an_index_is_created_as_the_options_say(storage: str) -> None:
+    prepare(storage, slots="65", items="77", offsetSpace="commitlog")
+    prepare(storage, items="77")
+    with open_storage(storage) as opened:
+        genesis = StorageLog(opened, SystemClock()).open().genesis
+    assert genesis is not None
+    assert (genesis.layout.slots, genesis.layout.items, genesis.offset_space) == (65, 77, "commitlog")

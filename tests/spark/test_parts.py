@@ -7,15 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages
-from tests.spark.in_process import GENESIS, gathered, planned, shards_of, written
-from tests.support.model import Answer, ReferenceModel
+from tests.spark.entries import BEGIN_MS, check_answers, messages
+from tests.spark.in_process import GENESIS, gathered, opened, planned, shards_of, written
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.shard import entry_checksum
-from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, WindowScale, window_seconds
 from tiered_index.spark.build.shards import Spool, narrowed, widened
@@ -103,8 +101,7 @@ def test_small_windows_share_partitions_and_large_ones_do_not():
 def test_blocks_carry_every_entry_once_and_their_checksum():
     table = messages(2_000)
     plan = planned(table)
-    total, checksum = 0, 0
-    expected = 0
+    total, checksum, expected = 0, 0, 0
     for blocks in gathered(table, plan).values():
         for row in blocks.to_pylist():
             items = widened(row["items"], row["widths"], row["least"], ITEM)
@@ -119,14 +116,10 @@ def test_blocks_carry_every_entry_once_and_their_checksum():
 @pytest.mark.parametrize("shards", [1, 4])
 def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, shards):
     table = messages(3_000, days=2)
-    plan, storage, clock = (
-        planned(table, shards=shards, piece_items=piece_items),
-        MemoryStorage(),
-        ManualClock(BEGIN_MS),
-    )
+    plan, storage = planned(table, shards=shards, piece_items=piece_items), MemoryStorage()
+    clock = ManualClock(BEGIN_MS)
     results = written(table, plan, storage, now_ms=BEGIN_MS)
-    log = StorageLog(storage, clock)
-    log.create(plan.genesis)
+    log = opened(storage, clock)
     finished = shards_of(results)
     assert sum(result.entries for result in results) == sum(shard.stored.count for shard in finished) == 3_000
     assert sum(result.read_checksum for result in results) % 2**64 == sum(shard.checksum for shard in finished) % 2**64
@@ -135,16 +128,7 @@ def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, sha
         assert max(shard.stored.count for shard in finished) < 3_000 * 0.2
     publish_tables(finished, "error", storage, log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        for key in [f"key-{n}" for n in range(40)]:
-            model = ReferenceModel()
-            for row in table.to_pylist():
-                if (row["topic"], row["key"]) == ("orders", key):
-                    model.put("orders", row["queue_id"], key, row["offset"], row["size"], row["timestamp_ms"])
-            for begin, end in ((None, None), (BEGIN_MS + DAY_MS // 3, BEGIN_MS + DAY_MS), (BEGIN_MS + DAY_MS, None)):
-                found = reader.query("orders", key, begin, end, max_count=10_000)
-                assert [Answer.of(item) for item in found.items] == model.query(
-                    "orders", key, begin, end, max_count=None
-                )
+        check_answers(reader, table)
 
 
 @pytest.mark.parametrize(("span", "most"), [(1, 10), (1000, 37), (86_400, 200), (2**31 - 1, 100)])

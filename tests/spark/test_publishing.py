@@ -1,35 +1,37 @@
-"""The end of a build: the log decides, and nothing is left that the sweep does not find.
+"""The end of a build: the log decides, and nothing is left that the sweep does not find. Builds that continue a source:
+one record has the entries and says up to where the index then has the source.
 
 `test_beside_killed_drivers.py` kills the driver at every request.
 """
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages
-from tests.spark.in_process import planned, shards_of, written
-from tests.support.later import Later
+from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
+from tests.spark.in_process import count, left_over, opened, planned, shards_of, written
+from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
-from tiered_index.clock import ManualClock
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import task as task_module
+from tiered_index.spark import SourceRange, build
+from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build.build import _check, check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
 
 TABLE = messages(900, days=2)
 OTHER = messages(700, days=1, seed=2)
-
-
-@pytest.fixture(autouse=True)
-def uploads_in_parts(monkeypatch):
-    monkeypatch.setattr(task_module, "_PART_BYTES", 500)
+pytestmark = pytest.mark.usefixtures("uploads_in_parts")
 
 
 @pytest.fixture
@@ -37,32 +39,15 @@ def clock():
     return ManualClock(BEGIN_MS + 10 * DAY_MS)
 
 
-def opened(storage, clock):
-    log = StorageLog(storage, clock)
-    log.create(planned(TABLE).genesis)
-    return log
-
-
-def count(storage, clock):
-    log = StorageLog(storage, clock)
-    return sum(stored.count for stored in log.open().objects.values())
-
-
-def left_over(storage, clock):
-    log = StorageLog(storage, clock)
-    log.open()
-    found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
-    delete_orphans(storage, found)
-    assert {info.name for info in storage.list("data/")} == set(log.state.objects)
-    assert not list(storage.list_uploads())
-    return len(found.objects) + len(found.uploads)
+def built(storage, table=TABLE, **more):
+    """Return what the tasks of a build wrote."""
+    return shards_of(written(table, planned(table), storage, **more))
 
 
 def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
     storage = FaultStorage(MemoryStorage())
     log = opened(storage, clock)
-    plan = planned(TABLE)
-    shards = shards_of(written(TABLE, plan, storage))
+    shards = built(storage)
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
         publish_tables(shards, "error", storage, log)
@@ -79,8 +64,7 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
     storage = FaultStorage(inner)
     log = StorageLog(storage, clock)
     log.open()
-    plan = planned(TABLE)
-    shards = shards_of(written(TABLE, plan, storage))
+    shards = built(storage)
     storage.fail("put_if_absent", name_prefix="log/", when="after", error=lambda text: ObjectExists("log/2", text))
     storage.corrupt("get", name_prefix=log_name(2), times=damaged)
     if damaged == 1:
@@ -99,8 +83,7 @@ def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_
     """`orphans` may be about to delete it. A clock that was put back hides how long it was."""
     storage = MemoryStorage()
     opened(storage, clock)
-    plan = planned(TABLE)
-    shards = shards_of(written(TABLE, plan, storage))
+    shards = built(storage)
     late = ManualClock(clock.now_ms() + ahead_ms)
     if abs(ahead_ms) < MAX_AGE_S * 1000:
         publish_tables(shards, "error", storage, StorageLog(storage, late))
@@ -116,10 +99,9 @@ def test_what_is_published_between_finding_and_deleting_stays(clock):
     """A job that took longer than the sweep was told to spare."""
     storage = MemoryStorage(clock=clock)
     log = opened(storage, clock)
-    plan, twice = planned(TABLE), planned(OTHER)
-    shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
+    shards = built(storage, now_ms=clock.now_ms())
     Publication(log, [shard.sent for shard in shards]).complete()
-    never = shards_of(written(OTHER, twice, storage, now_ms=clock.now_ms()))
+    never = built(storage, OTHER, now_ms=clock.now_ms())
     Publication(log, [shard.sent for shard in never]).complete()
     clock.advance(3_700)
     sweeper = StorageLog(storage, clock)
@@ -136,8 +118,7 @@ def test_the_log_is_read_again_before_each_batch_of_deletes(clock, monkeypatch):
     monkeypatch.setattr("tiered_index.service.lifecycle.orphans._AT_ONCE", 1)
     storage = FaultStorage(MemoryStorage(clock=clock))
     log = opened(storage, clock)
-    plan = planned(TABLE)
-    shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
+    shards = built(storage, now_ms=clock.now_ms())
     Publication(log, [shard.sent for shard in shards]).complete()
     clock.advance(86_401)
     found = find_orphans(storage, log)
@@ -181,11 +162,101 @@ def test_results_that_are_not_what_was_counted_are_not_published():
 def test_a_task_whose_storage_fails_takes_back_what_it_uploaded(clock, operation):
     storage = FaultStorage(MemoryStorage())
     log = opened(storage, clock)
-    plan = planned(TABLE)
     storage.fail(operation, nth=2, times=None)
     with pytest.raises(StorageUnavailable):
-        written(TABLE, plan, storage)
+        built(storage)
     storage.clear()
     assert not list(storage.list("data/")) and not list(storage.list_uploads())
-    publish_tables(shards_of(written(TABLE, plan, storage)), "error", storage, log)
+    publish_tables(built(storage), "error", storage, log)
     assert count(storage, clock) == 900
+
+
+def test_a_piece_on_disk_that_finds_no_room_is_no_shorter_one(monkeypatch):
+    table, storage = messages(2_000), MemoryStorage()
+    plan = planned(table, piece_items=60)
+
+    def full_disk(*_, **__):
+        return Path("/dev/full").open("w+b", buffering=0)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
+    with pytest.raises(OSError, match="No space left") as caught:
+        written(table, plan, storage)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list(storage.list())
+
+
+RANGE, NEXT = messages(300, days=1), messages(200, days=1, seed=2)
+
+
+def test_builds_continue_a_source_where_the_index_stands(spark, storage, config, tmp_path, monkeypatch):
+    first, second = (write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((RANGE, NEXT)))
+    more = {"storage": storage, "config": config, "mode": "append"}
+    with pytest.raises(InvalidArgument, match="table up to position 0, but the build would continue from 2"):
+        build(spark, second, source_range=SourceRange("table", 2, 3), **more)
+    build(spark, first, source_range=SourceRange("table", 0, 2), **more)
+    build(spark, second, source_range=SourceRange("table", 2, 5), **more)
+    check(storage, RANGE, NEXT, keys=5)
+    with IndexReader.open(storage) as reader:
+        assert reader.log_state.positions == {"table": 5}
+        assert reader.query("orders", "key-0").freshness[0].positions == {"table": 5}
+    # a repeat is refused before the source is read
+    monkeypatch.setattr(build_module, "entries_of", None)
+    for again in (SourceRange("table", 0, 2), SourceRange("table", 2, 5), SourceRange("table", 4, 6)):
+        with pytest.raises(InvalidArgument, match=f"table up to position 5, .* continue from {again.begin}"):
+            build(spark, second, source_range=again, **more)
+    assert (total(storage), states(storage).positions) == (500, {"table": 5})
+
+
+def test_of_two_builds_that_continue_at_once_one_is_published(spark, storage, config, tmp_path, monkeypatch):
+    """The second one publishes while the first has written, and is about to."""
+    paths = [write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((RANGE, NEXT))]
+    more = {"storage": storage, "config": config, "mode": "append"}
+    publish = build_module.publish_tables
+
+    def beaten(*arguments, **options):
+        monkeypatch.setattr(build_module, "publish_tables", publish)
+        build(spark, paths[1], source_range=SourceRange("table", 0, 2), **more)
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(build_module, "publish_tables", beaten)
+    beaten_by = "table up to position 2, but the build would continue from 0: another one"
+    with pytest.raises(InvalidArgument, match=beaten_by):
+        build(spark, paths[0], source_range=SourceRange("table", 0, 1), **more)
+    check(storage, NEXT, keys=5)
+    assert (total(storage), states(storage).positions) == (200, {"table": 2})
+    # what the first one had written it took back
+    assert sweep(storage) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_driver_killed_at_its_record_says_both_or_nothing(when):
+    class Killed(BaseException):
+        """The driver's end: nothing runs after it."""
+
+    inner, clock = MemoryStorage(), SystemClock()
+    opened(inner, clock)
+    shards = built(inner, RANGE, now_ms=clock.now_ms())
+    struck = FaultStorage(inner)
+    struck.fail("put_if_absent", when=when, error=Killed)
+    with pytest.raises(Killed):
+        publish_tables(shards, "append", struck, StorageLog(struck, clock), source_range=SourceRange("table", 0, 7))
+    positions = open_log(inner, clock).state.positions
+    assert (count(inner, clock), positions) == ((300, {"table": 7}) if when == "after" else (0, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        *[("", 0, 1), ("t", -1, 1), ("t", 3, 3), ("t", 3, 2), ("t", 0, 2**63), (None, 0, 1), (7, 0, 1)],
+        # in a record of the log no reader would take these
+        *[("t", 0, 1.5), ("t", 0, True), ("t", False, 1), ("t", 0, "1"), ("t", None, 1)],
+    ],
+)
+def test_ranges_that_are_none(name, begin, end):
+    with pytest.raises(InvalidArgument, match=r"a range of a source has a name|must be an integer, not"):
+        SourceRange(name, begin, end)
+
+
+def test_positions_of_numpy_are_integers_of_the_record():
+    part = SourceRange("t", np.uint8(3), np.int64(2**62))
+    assert [(type(n), n) for n in (part.begin, part.end)] == [(int, 3), (int, 2**62)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, check_stored, joined, messages
 from tests.spark.in_process import planned, shards_of, written
+from tests.support.log_records import open_log
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
@@ -21,6 +21,7 @@ from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.spark import build
 from tiered_index.spark.build.build import entries_by_topic, publish_tables
 from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.datasource.options import Options
@@ -42,9 +43,7 @@ class Pipeline:
 
     @property
     def log(self) -> StorageLog:
-        log = StorageLog(self.storage, self.clock)
-        log.open()
-        return log
+        return open_log(self.storage, self.clock)
 
     def put(self, table: pa.Table) -> None:
         self.live.put_batch(table.combine_chunks().to_batches()[0])
@@ -84,27 +83,12 @@ LIVE = of_topic("live", messages(100, days=1))
 BATCH, AGAIN = (of_topic("batch", messages(10 * seed, days=1, seed=seed)) for seed in (2, 3))
 
 
-def test_a_live_writers_rows_stay_once_they_are_merged(pipeline: Pipeline) -> None:
-    pipeline.put(LIVE)
-    pipeline.merge()
-    assert pipeline.build(BATCH) == 0
-    check_stored(pipeline.uri, LIVE, BATCH)
-    pipeline.merge()
-    assert pipeline.build(AGAIN) > 0
-    check_stored(pipeline.uri, LIVE, AGAIN)
-    check(pipeline.uri, LIVE, AGAIN)
-    with pytest.raises(InvalidArgument, match="has a table already"):
-        pipeline.build(BATCH, "error")
-
-
-@pytest.mark.parametrize("rewrite", [False, True], ids=["merged", "erased"])
-def test_what_jobs_rewrite_keeps_its_origin(pipeline: Pipeline, rewrite: bool) -> None:
+def test_what_jobs_rewrite_keeps_its_origin(pipeline: Pipeline) -> None:
     later = messages(50, days=1, seed=5, begin_ms=BEGIN_MS + DAY_MS)
     pipeline.build(joined([BATCH, later]), "error")
     pipeline.put(LIVE)
-    if rewrite:
-        request = EraseRequest("batch", (BATCH["key"][0].as_py(),))
-        erase(pipeline.storage, pipeline.log, request, pipeline.clock, yes=True, now=True, grace_s=0, threads=1)
+    request = EraseRequest("batch", (BATCH["key"][0].as_py(),))
+    erase(pipeline.storage, pipeline.log, request, pipeline.clock, yes=True, now=True, grace_s=0, threads=1)
     pipeline.merge(30 * 86_400)
     tables = pipeline.log.state.tables
     assert sorted(str(shards[0].origin) for shards in tables.values()) == ["build", "writer"]
@@ -138,10 +122,8 @@ def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None
         pipeline.build(BATCH)
     check_stored(pipeline.uri, LIVE, BATCH, AGAIN)
     state = pipeline.log.state
-    assert entries_by_topic(state, list(state.objects), pipeline.storage) == (
-        ("batch", len(BATCH) + len(AGAIN)),
-        ("live", len(LIVE)),
-    )
+    told = entries_by_topic(state, list(state.objects), pipeline.storage)
+    assert told == (("batch", len(BATCH) + len(AGAIN)), ("live", len(LIVE)))
     assert pipeline.build(BATCH, "replace-all") == len(state.objects)
     check_stored(pipeline.uri, BATCH)
 
@@ -169,11 +151,7 @@ def test_thirty_nights_of_builds_and_merges_beside_a_live_writer(pipeline: Pipel
     check(pipeline.uri, joined(live), joined(built), keys=5)
 
 
-def test_what_goes_is_told_by_topic_before_spark_writes(
-    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from tiered_index.spark import build
-
+def test_what_goes_is_told_by_topic_before_spark_writes(spark, tmp_path, caplog):
     source, storage = tmp_path / "m.parquet", f"file://{tmp_path}/index"
     for table in (BATCH, AGAIN):
         pq.write_table(table, source)
