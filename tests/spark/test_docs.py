@@ -1,21 +1,29 @@
-"""Each program of the pages on Spark is run by some test; jobs "From the command line" print what the guide shows.
-
-This process has a session already.
-"""
+"""The programs of the pages on Spark run, and print what the pages show. This process has a session already."""
 
 from __future__ import annotations
 
+import contextlib
 import doctest
+import io
+import os
 import re
 import shlex
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, PAGES, programs, section
-from tiered_index.cli.main import run
+from tiered_index.sources.places import local_path
 
-# How many programs each section has. The tests of these pages name the same sections.
+# How many programs each section has. Each is run by a test here, or of rows of Kafka.
 _RUN = {
     ("spark.md", "Step by step"): 18,
     ("spark.md", "An Iceberg table"): 2,
@@ -27,9 +35,37 @@ _RUN = {
 }
 
 
+def run(page: str, *names: str, most: int | None = None) -> dict[str, Any]:
+    """Run the programs of sections one after the other; return what they named."""
+    named: dict[str, Any] = {}
+    for program in (one for name in names for one in programs(section(page, name))[:most]):
+        exec(compile(program, page, "exec"), named)
+    return named
+
+
+def test_the_program_on_bulk_lookups_runs(spark: Any) -> None:
+    run("spark-sql.md", "Bulk lookup")
+
+
+@pytest.mark.long
+def test_the_programs_on_data_sources_run(spark: Any) -> None:
+    run("spark-sql.md", "Data source `tiered_index`", "Data source `rocketmq_commitlog`")
+
+
+@pytest.mark.long
+def test_the_program_on_streams_runs(spark: Any) -> None:
+    run("spark-sql.md", "Streams into an index", most=1)
+
+
 def test_every_program_is_in_a_section_that_a_test_runs():
     assert {at: len(programs(section(*at))) for at in _RUN} == _RUN
     assert sum(len(programs((DOCS / page).read_text())) for page in PAGES) == sum(_RUN.values())
+
+
+def is_shown(expected: str, printed: str) -> bool:
+    """Return whether a program printed what its page shows."""
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(expected or "\n", printed or "\n", options)
 
 
 def test_every_page_about_spark_is_linked_from_the_guide():
@@ -37,7 +73,7 @@ def test_every_page_about_spark_is_linked_from_the_guide():
     assert set(PAGES) <= {"spark.md", *re.findall(r"\]\(([^)#\s]*)", (DOCS / "spark.md").read_text())}
 
 
-def test_the_jobs_of_the_page_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
+def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = section("spark.md", "From the command line")
     block = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
     steps = re.findall(r"^\$ ([^\n]*(?:\n    [^\n]*)*)\n(.*?)(?=^\$ |\Z)", block, re.MULTILINE | re.DOTALL)
@@ -45,16 +81,103 @@ def test_the_jobs_of_the_page_print_what_it_shows(spark, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")
     for command, expected in steps:
-        capfd.readouterr()
         if command.startswith("tiered-index "):
-            with pytest.raises(SystemExit) as ended:
-                run(shlex.split(command.replace("$PWD", str(tmp_path)))[1:])
-            printed = capfd.readouterr()
-            assert ended.value.code == 0, printed.err
+            done = run_here(*shlex.split(command.replace("$PWD", str(tmp_path)))[1:])
+            assert done.code == 0, done.err
+            printed = done.out
         else:
-            subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True)
-            printed = capfd.readouterr()
-        options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert doctest.OutputChecker().check_output(expected or "\n", printed.out or "\n", options), (
-            f"$ {command}\n{printed.out}"
-        )
+            made = subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, capture_output=True, text=True)
+            printed = made.stdout
+        assert is_shown(expected, printed), f"$ {command}\n{printed}"
+
+
+@pytest.mark.long
+def test_an_iceberg_table_is_continued(spark: Any) -> None:
+    named = run("spark.md", "An Iceberg table")
+    table, new = named["table"], named["new_in_iceberg"]
+    assert (len(new(table, 0)[0]), len(new(table, 2)[0])) == (3, 2)
+    assert (new(table, 4), new(table, 3)[1]) == (([], 4), 4)
+    # the index was filled from a table that was made anew
+    with pytest.raises(SystemExit, match="before position 9 has expired or was rolled back"):
+        new(table, 9)
+    table.delete("order_id = 'order-7'")
+    with pytest.raises(SystemExit, match="deleted or overwritten"):
+        new(table, 4)
+    table.append(named["orders"](2000, 10))
+    assert len(new(table, table.last_sequence_number)[0]) == 1
+    # names of files have escapes of their own
+    apart = named["catalog"].create_table("shop.apart", table.schema())
+    with apart.update_spec() as spec:
+        spec.add_field("order_id", "identity")
+    apart.append(named["orders"](0, 1).set_column(0, "order_id", [["a/b %"]]))
+    [uri] = new(apart, 0)[0]
+    place = local_path(uri)
+    assert "a%252Fb" in uri and place is not None and place.is_file()
+    # none of its snapshots would ever be new
+    first = named["catalog"].create_table("shop.first", table.schema(), properties={"format-version": "1"})
+    first.append(named["orders"](0, 10))
+    with pytest.raises(SystemExit, match="format version 1 have number 0"):
+        new(first, 1)
+
+
+def test_a_delta_table_is_continued(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    new, table = run("spark.md", "A Delta table")["new_in_delta"], str(tmp_path)
+    for n in range(3):
+        deltalake.write_deltalake(table, pa.table({"key": [f"k{n}"]}), mode="append")
+    first, at = new(table, 0)
+    assert (len(first), at) == (3, 3) and new(table, 3) == ([], 3)
+    assert len(new(table, 1)[0]) == 2
+    deltalake.DeltaTable(table).optimize.compact()
+    assert new(table, 3) == ([], 4)
+    deltalake.write_deltalake(table, pa.table({"key": ["k3"]}), mode="append")
+    (one,), at = new(table, 3)
+    assert one not in first and at == 5
+    deltalake.DeltaTable(table).delete("key = 'k1'")
+    with pytest.raises(SystemExit, match="version 5 removed rows"):
+        new(table, 3)
+
+
+@pytest.mark.long
+def test_records_of_kafka_become_entries_once(spark: Any) -> None:
+    found = run("spark-sql.md", "Kafka")
+    at = datetime(2023, 11, 15, tzinfo=UTC)
+    rows = [
+        (b"k", None, "t", 3, 4, at, 0, None),
+        (b"", b"12", "t", 3, 5, at, 1, [("trace", None)]),
+        ("ü".encode(), b"12", "t", 3, 6, at, 0, [("trace", b"ab")]),
+    ]
+    entries = [tuple(row)[:5] for row in found["entries_of"](spark.createDataFrame(rows, found["KAFKA"])).collect()]
+    assert entries == [("t", 3, "k", 4, 1), ("t", 3, None, 5, 7), ("t", 3, "ü", 6, 11), ("t", 3, "ab", 6, 11)]
+
+
+_CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+_ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.fixture
+def session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The shared session, as it was found; commands are those of this interpreter, and folders are swept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    zone = spark.conf.get(_ZONE)
+    yield spark
+    spark.conf.set(_ZONE, zone)
+
+
+@pytest.mark.long
+def test_each_cell_of_step_by_step_prints_what_the_page_shows(session: Any) -> None:
+    page = section("spark.md", "Step by step")
+    cells = _CELL.findall(page)
+    assert len(cells) == page.count("```python\n")
+    assert sum(bool(expected) for _, expected in cells) == page.count("```text\n") >= 15
+    names: dict[str, Any] = {}
+    try:
+        for cell, expected in cells:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(cell, "docs/spark.md", "exec"), names)
+            shown = printed.getvalue()
+            assert is_shown(expected.strip(), shown.strip()), f"{cell}\n{shown}"
+    finally:
+        if "index" in names:
+            names["index"].close()

@@ -1,12 +1,13 @@
 """Rows of Kafka become the entries that `ingest` makes of the same records: by a build, and by a stream.
 
 The rows are those of archived records, which have the columns of Spark's Kafka source. That source itself is a jar from
-Maven, which no test has.
+Maven, which no test has. And the programs of docs/kafka.md on the archive: DuckDB opens it, and Spark builds an index
+of another field.
 """
 
 from __future__ import annotations
 
-import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.spark.pages import programs, section
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.archive import encode_records
 from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.spark import build, register
 
@@ -35,15 +37,7 @@ ASKED = ["customer-1", "customer-2", "t-1", "t-2", "t-3", "o-1", "4711", "", "n"
 @pytest.fixture(scope="module")
 def recipe():
     """The schema and the mapping of the page."""
-    program = ast.parse(programs(section("spark-sql.md", "Streams into an index"))[1])
-    wanted = ("HEADERS", "KAFKA", "size_of", "entries_of")
-    program.body = [
-        one
-        for one in program.body
-        if isinstance(one, (ast.Import, ast.ImportFrom))
-        or getattr(one, "name", None) in wanted
-        or (isinstance(one, ast.Assign) and getattr(one.targets[0], "id", None) in wanted)
-    ]
+    program = programs(section("spark-sql.md", "Streams into an index"))[1].partition("spark = open_session()")[0]
     names: dict[str, object] = {}
     exec(compile(program, "docs/spark-sql.md", "exec"), names)
     return names["KAFKA"], names["entries_of"]
@@ -76,13 +70,10 @@ def archived(tmp_path):
     return str(tmp_path / "records")
 
 
-def test_archived_records_have_the_columns_of_kafka(spark, archived, recipe):
-    schema = spark.createDataFrame([], recipe[0]).schema
-    found = {field.name: field.dataType for field in spark.read.parquet(archived).schema}
-    assert found == {field.name: field.dataType for field in schema}
-
-
 def test_a_build_of_rows_answers_as_the_follower(spark, archived, recipe, expected, tmp_path):
+    found = {field.name: field.dataType for field in spark.read.parquet(archived).schema}
+    # the columns of Spark's Kafka source
+    assert found == {field.name: field.dataType for field in spark.createDataFrame([], recipe[0]).schema}
     rows, uri = spark.read.schema(recipe[0]).parquet(archived), f"file://{tmp_path}/index"
     build(spark, recipe[1](rows), storage=uri, window="1d")
     with IndexReader.open(uri) as reader:
@@ -99,3 +90,35 @@ def test_a_stream_of_rows_answers_as_the_follower(spark, archived, recipe, expec
     sink.start(uri).awaitTermination()
     with IndexReader.open(uri) as reader:
         assert answers(reader) == expected
+
+
+MANY, BEGIN_MS = 300, 1_700_006_400_000
+
+
+def records(partition):
+    for n in range(MANY):
+        value = json.dumps({"customer": f"c{n % 100}", "n": n}).encode() if n % 10 else None
+        headers = (("h", b"v"), ("empty", None)) if n % 3 else ()
+        time = (BEGIN_MS + n, TimestampType.CREATE)
+        yield KafkaRecord("orders", partition, n, b"k%d" % n, value, headers, *time)
+
+
+def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
+    uri, built = (tmp_path / "index").as_uri(), (tmp_path / "built").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
+        for partition in range(2):
+            file = encode_records(list(records(partition)), ("key",))
+            assert index.archive_columns(f"kafka:cluster/orders/{partition}", 0, MANY, file)
+    namespace = {}
+    for program in programs(section("kafka.md", "Open the archive with DuckDB or Spark")):
+        for place, own in (("s3://bucket/index", uri), ("s3://bucket/by-customer", built)):
+            program = program.replace(f'"{place}"', repr(own))
+        exec(compile(program, "docs/kafka.md", "exec"), namespace)
+    assert str(MANY - 1) in capsys.readouterr().out
+    with IndexReader.open(built) as reader, IndexReader.open(uri) as archive:
+        source = KafkaMessages(archive.segment_archives, keys=("json:customer",))
+        found = reader.messages("orders", "c7", source=source).messages
+        assert sorted((one.message.partition, one.message.offset) for one in found) == [
+            (partition, n) for partition in range(2) for n in (7, 107, 207)
+        ]
+        assert reader.query("orders", "c10").items == ()
