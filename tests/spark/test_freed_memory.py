@@ -63,13 +63,8 @@ print(json.dumps({"arenas": arenas() - before, "grown": most - begun, "kept": re
 
 @pytest.mark.parametrize("way", ["between", "plain"])
 def test_what_a_task_freed_goes_back(tmp_path, way):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, way, str(tmp_path / "arenas")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM, way, str(tmp_path / "arenas")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     # 8 threads, 320 pieces each of 100 kB: 244 MiB, and 2.4 MiB that stay

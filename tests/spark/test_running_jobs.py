@@ -1,4 +1,6 @@
-"""How a job runs: what Spark's pages and a terminal say of it, what it sets and takes back, how it is interrupted."""
+"""How a job runs: what Spark's pages and a terminal say of it, what it sets and takes back, how it is interrupted. A
+session of Spark Connect is refused by what needs a classic one, before anything is asked of it or written.
+"""
 
 from __future__ import annotations
 
@@ -15,50 +17,60 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.integration.cli.command_lines import run_here
+from tests.spark.commands import told as answered
 from tests.spark.entries import BEGIN_MS, messages, write_parquet
 from tests.support.store_writer import StoreWriter
-from tiered_index import IndexConfig
-from tiered_index.cli.main import run
+from tiered_index import spark as pipeline
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
 from tiered_index.cli.spark import progress_of
+from tiered_index.errors import ConfigError
 from tiered_index.format.layout import PRESETS
 from tiered_index.spark import build, merge
+from tiered_index.spark import session as session_module
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, entries_of, frame_of
 from tiered_index.spark.frames import large_batches, shuffles_deleted
+from tiered_index.spark.session import ship_package
 from tiered_index.spark.workers import spare_collections
 from tiered_index.storage.s3.options import S3Options
 
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
-def test_each_job_has_a_group_of_its_own_and_says_what_it_does(
-    spark: Any, storage: str, config: IndexConfig, tmp_path: Path
-) -> None:
+def test_jobs_say_what_they_do_and_their_shuffles_leave_no_files(spark, storage, config, tmp_path):
     context = spark.sparkContext
     last: dict[str, tuple[int, int]] = {}
 
     def told(stage: str, done: int, total: int) -> None:
         last[stage] = done, total
 
-    table = messages(400)
+    table = messages(2_000)
     source = write_parquet(table, tmp_path / "m.parquet")
+    few = write_parquet(table.slice(3), tmp_path / "few.parquet")
     context.setJobDescription("mine")
-    jobs = _jobs_described(spark)
+    jobs, before = _jobs_described(spark), _shuffle_files(spark)
     build(spark, source, storage=storage, config=config, progress=told)
-    audit(spark, source, storage=storage, config=config, progress=told)
+    assert _shuffle_files(spark).keys() <= before.keys()
+    assert audit(spark, source, storage=storage, config=config, progress=told).status == "ok"
+    assert _shuffle_files(spark).keys() <= before.keys()
     merge(spark, storage=storage, window="30d", progress=told)
     assert all(done >= total > 0 for done, total in last.values())
     assert context.getLocalProperty("spark.job.description") == "mine"
     context.setJobDescription(None)
     described = _jobs_described(spark)[len(jobs) :]
-    stages = ("count", "build", "objects", "compare", "merge")
-    assert [*last] == [*stages]
-    assert [stage for stage in stages if any(f"tiered_index {stage}: " in text for text in described)] == [*stages]
+    stages = ["count", "build", "objects", "compare", "merge"]
+    assert [*last] == stages
+    assert all(any(f"tiered_index {stage}: " in one for one in described) for stage in stages)
+    found = audit(spark, few, storage=storage, config=config).differences
+    assert found is not None and found.counts["extra"] == 3
+    # of the entries that differ; Spark deletes these files when Java collects garbage
+    left = {name: size for name, size in _shuffle_files(spark).items() if name not in before}
+    assert sum(left.values()) < 3_000
 
 
 def _jobs_described(spark: Any) -> list[str]:
@@ -94,22 +106,6 @@ def test_a_setting_that_was_unset_is_unset_again(spark: Any) -> None:
     with shuffles_deleted(spark):
         assert spark.conf.get(name) == "true"
     assert spark.conf.get(name, None) is None
-
-
-def test_shuffles_of_all_entries_leave_no_files(spark: Any, storage: str, config: IndexConfig, tmp_path: Path) -> None:
-    table = messages(2_000)
-    source = write_parquet(table, tmp_path / "m.parquet")
-    few = write_parquet(table.slice(3), tmp_path / "few.parquet")
-    before = _shuffle_files(spark)
-    build(spark, source, storage=storage, config=config)
-    assert _shuffle_files(spark).keys() <= before.keys()
-    assert audit(spark, source, storage=storage, config=config).status == "ok"
-    assert _shuffle_files(spark).keys() <= before.keys()
-    found = audit(spark, few, storage=storage, config=config).differences
-    assert found is not None and found.counts["extra"] == 3
-    # of the entries that differ; Spark deletes these files when Java collects garbage
-    left = {name: size for name, size in _shuffle_files(spark).items() if name not in before}
-    assert sum(left.values()) < 3_000
 
 
 def _shuffle_files(spark: Any) -> dict[str, int]:
@@ -181,11 +177,51 @@ def test_what_fails_behind_an_interrupt_is_the_interrupt(failure: type[BaseExcep
 
 
 @pytest.mark.parametrize("job", ["merge", "compact", "erase --topic t --yes", "audit"])
-def test_an_index_that_is_not_there_is_told_before_spark_starts(
-    job: str, tmp_path: Path, capfd: Any, monkeypatch: Any
-) -> None:
+def test_an_index_that_is_not_there_is_told_before_spark_starts(job: str, tmp_path: Path, monkeypatch: Any) -> None:
     for module in ("reading", "writing"):
         monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.spark.{module}"), "spark_of", None)
-    with pytest.raises(SystemExit) as ended:
-        run(["spark", *job.split(), "--storage", f"file://{tmp_path}/nothing"])
-    assert ended.value.code == 2 and "nothing" in capfd.readouterr().err
+    error = answered(f"{job} --storage file://{tmp_path}/nothing", code=2).error
+    assert error["type"] == "NotAnIndex" and "nothing" in error["message"]
+
+
+class _Session:
+    """Stands for `pyspark.sql.connect.session.SparkSession`, which has no context, and needs gRPC to be imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} of a session of Spark Connect was asked for")
+
+
+_Session.__module__ = "pyspark.sql.connect.session"
+
+
+class _Vendors(_Session):
+    """Stands for a managed service's own class of session."""
+
+
+JOBS = {
+    "build": lambda spark, uri, source: pipeline.build(spark, source, storage=uri),
+    "merge": lambda spark, uri, source: pipeline.merge(spark, storage=uri),
+    "compact": lambda spark, uri, source: pipeline.compact(spark, storage=uri),
+    "erase": lambda spark, uri, source: pipeline.erase(spark, storage=uri, topic="orders"),
+    "audit": lambda spark, uri, source: pipeline.audit(spark, storage=uri),
+    "look_up": lambda spark, uri, source: pipeline.look_up(spark, source, storage=uri),
+    "ship_package": lambda spark, uri, source: ship_package(spark),
+}
+
+
+@pytest.mark.parametrize("session", [_Session, _Vendors])
+@pytest.mark.parametrize("job", JOBS)
+def test_a_session_of_spark_connect_is_refused(job: str, session: Any, tmp_path: Path) -> None:
+    source = write_parquet(messages(10), tmp_path / "m.parquet")
+    with pytest.raises(ConfigError, match=r"session of Spark Connect.*spark-submit.*register\(spark\)"):
+        JOBS[job](session(), f"file://{tmp_path}/index", source)
+    assert not list((tmp_path / "index").rglob("*"))
+
+
+def test_the_command_line_refuses_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # as where SPARK_REMOTE is set
+    monkeypatch.setattr(session_module, "open_session", lambda *_, **__: _Session())
+    source = write_parquet(messages(10), tmp_path / "m.parquet")
+    told = run_here("spark", "build", "--source", source, "--storage", f"file://{tmp_path}/index")
+    assert (told.code, told.out) == (2, "")
+    assert "session of Spark Connect" in told.err and "Traceback" not in told.err
