@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["PACKAGE", "Mutant", "OutOfDate", "mutate"]
-
 PACKAGE = "tiered_index"
 
 
@@ -31,6 +29,22 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+
+
+def parsed(text: str) -> tuple[Mutant, ...]:
+    """Return the mutants of a text.
+
+    The first line of each has its name and the reason. Then come the function, old lines, new lines and tests.
+    """
+    return tuple(map(_parsed_one, re.split(r"\n(?=\S)", text.strip())))
+
+
+def _parsed_one(text: str) -> Mutant:
+    first, function, *lines = text.splitlines()
+    name, _, why = first.partition(": ")
+    old, new = ("\n".join(line[4:] for line in lines if line.startswith(mark)) for mark in ("  - ", "  + "))
+    tests = tuple(line.strip() for line in lines if line.startswith("  tests/"))
+    return Mutant(name, why, function.removeprefix("  in "), old, new, tests)
 
 
 def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
@@ -58,7 +72,6 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
         raise OutOfDate(f"out of date: {mutant.function} holds its snippet {len(places)} times, not once")
     first, last = places[0].span()
     indent = re.match(r"[ \t]*", source[source.rfind("\n", 0, first) + 1 :])
-    assert indent is not None
     # an empty body is no Python: `pass` stands in for a deleted statement where it was the only one
     for new in (mutant.new, *(["pass"] if not mutant.new else [])):
         mutated = source[:first] + new.replace("\n", "\n" + indent[0]) + source[last:]

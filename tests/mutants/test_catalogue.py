@@ -22,6 +22,7 @@ def test_each_defect_finds_its_place_and_its_tests() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 100
     # tests of every storage are inherited
     inherited = (TOP / PACKAGE / "testing/storage_conformance.py").read_text()
+    inherited += (TOP / "tests/fencing/scenarios.py").read_text()
     for mutant in MUTANTS:
         mutate(mutant, TOP / PACKAGE)
         for test in mutant.tests:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-__all__ = ["Verdict", "judge"]
-
 _FAILED = 1
 """pytest's exit code where tests ran and one failed; others tell of usage, collection or an interrupt."""
 

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from tests.mutants.catalogue import checksums, completeness, durability, erasure, fencing
 
-__all__ = ["MUTANTS"]
-
 MUTANTS = (*checksums.MUTANTS, *completeness.MUTANTS, *durability.MUTANTS, *erasure.MUTANTS, *fencing.MUTANTS)

@@ -2,417 +2,275 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import parsed
 
-__all__ = ["MUTANTS"]
-
-MUTANTS = (
-    Mutant(
-        "disk-fdatasync-dropped",
-        "a sync of a file never reaches the system",
-        "Disk.sync",
-        "os.fdatasync(descriptor)",
-        "pass",
-        ("tests/unit/storage/test_disk.py::test_syncs_reach_the_system",),
-    ),
-    Mutant(
-        "disk-folder-fsync-dropped",
-        "a sync of a folder never reaches the system",
-        "Disk.sync_folder",
-        "os.fsync(descriptor)",
-        "pass",
-        ("tests/unit/storage/test_disk.py::test_syncs_reach_the_system",),
-    ),
-    Mutant(
-        "disk-space-only-promised",
-        "the next file's space is a hole, not blocks: a full disk strikes later",
-        "Disk.allocate",
-        "os.posix_fallocate(descriptor, start, size_bytes)",
-        "os.ftruncate(descriptor, start + size_bytes)",
-        ("tests/unit/storage/test_disk.py::test_reserved_space_is_really_taken",),
-    ),
-    Mutant(
-        "disk-rename-before-sync",
-        "a compacted file gets its name before its bytes are durable",
-        "Disk.write_file",
-        "self.sync(descriptor)",
-        "",
-        ("tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]",),
-    ),
-    Mutant(
-        "disk-publish-without-folder-sync",
-        "a published file's name is not durable when its predecessor goes",
-        "Disk.publish",
-        "self.rename(temporary, target)\n        self.sync_folder(target.parent)",
-        "self.rename(temporary, target)",
-        ("tests/reliability/test_crashes.py::test_every_crash[lifecycle]",),
-    ),
-    Mutant(
-        "append-entries-unsynced",
-        "the journal confirms entries that were not synced",
-        "UnsealedFile.append",
-        "self._disk.sync(self._descriptor)\n        self._is_blank = False",
-        "self._is_blank = False",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "append-journal-unsynced",
-        "a flush returns before the journal's record is durable",
-        "UnsealedFile.append",
-        "self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)\n        self._disk.sync(self._journal_descriptor)",
-        "self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "append-journal-before-entries",
-        "the journal's record is written before the entries that it confirms",
-        "UnsealedFile.append",
-        "if len(batch):\n    self._disk.pwrite(self._descriptor, data",
-        "self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)\nif len(batch):\n    self._disk.pwrite(self._descriptor, data",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "begin-folder-unsynced",
-        "a new file takes entries before its name is durable",
-        "UnsealedFile.begin",
-        "disk.sync_folder(root.folder(UNSEALED))",
-        "",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "append-goes-on-after-failed-sync",
-        "a file takes more entries after a sync of it has failed",
-        "UnsealedFile.append",
-        "self.failed = True  # until the last line",
-        "pass",
-        (
-            "tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one",
-        ),
-    ),
-    Mutant(
-        "append-visible-before-durable",
-        "a batch is counted and searchable before it is durable",
-        "UnsealedFile.append",
-        "if len(batch):\n    self._disk.pwrite(self._descriptor, data",
-        "self.table.commit(batch)\nself.journal.batches.append(record)\nif len(batch):\n    self._disk.pwrite(self._descriptor, data",
-        (
-            "tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one",
-        ),
-    ),
-    Mutant(
-        "recovery-trusts-what-it-reads",
-        "a journal's last record counts as durable though its sync may have failed",
-        "UnsealedFile.recover",
-        "root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)",
-        "pass",
-        (
-            "tests/regressions/test_bursts_of_disk_faults.py::test_recovery_writes_again_what_a_failed_sync_may_not_have_written",
-        ),
-    ),
-    Mutant(
-        "given-up-half",
-        "a file that is given up is deleted though its journal may say entries",
-        "drop_unbegun",
-        "root.disk.publish(temporary, journal_path)",
-        "pass",
-        (
-            "tests/regressions/test_bursts_of_disk_faults.py::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went",
-        ),
-    ),
-    Mutant(
-        "compact-deletes-first",
-        "the unsealed file goes before its compacted form has its name",
-        "Lifecycle._compact",
-        'root.write_file(target, pieces, f"compacting',
-        'root.disk.unlink(file.journal_path)\nroot.disk.unlink(file.path)\nroot.write_file(target, pieces, f"compacting',
-        ("tests/reliability/test_crashes.py::test_every_crash[lifecycle]",),
-    ),
-    Mutant(
-        "local-put-name-unsynced",
-        "an object's name is not durable when the put returns",
-        "DurableFiles.place",
-        "absent)\n            self.disk.sync_folder(target.parent)",
-        "absent)",
-        (
-            "tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put_if_absent]",
-        ),
-    ),
-    Mutant(
-        "local-folder-unsynced",
-        "the folder that an object lies in is not durable when the put returns",
-        "DurableFiles.make_folder",
-        "# Also for an existing folder: another process may have made it without syncing its parent yet.\nself.disk.sync_folder(folder.parent)",
-        "",
-        ("tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]",),
-    ),
-    Mutant(
-        "local-delete-unsynced",
-        "a deleted object can come back after a power cut",
-        "LocalStorage.delete_many",
-        "self._files.sync_removed(parent)",
-        "pass",
-        ("tests/storage/test_local_crashes.py::test_a_delete_is_durable_when_it_returns",),
-    ),
-    Mutant(
-        "sqlite-commit-unsynced",
-        "a commit does not wait for the disk",
-        "adopt",
-        "PRAGMA synchronous=FULL",
-        "PRAGMA synchronous=NORMAL",
-        ("tests/storage/test_sqlite_locks.py::test_a_commit_waits_for_the_disk",),
-    ),
-    Mutant(
-        "recovery-keeps-temporaries",
-        "half-made work of a crash is never deleted",
-        "_Recovery.run",
-        "for path in temporaries:",
-        "for path in temporaries[:0]:",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "recovery-prefers-unsealed",
-        "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
-        "_Recovery._recover_unsealed",
-        "state is not None and file_id not in local and self._has_newer_journal(file_id, state)",
-        "path.exists() or state is not None and file_id not in local and self._has_newer_journal(file_id, state)",
-        ("tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]",),
-    ),
-    Mutant(
-        "recovery-trusts-compacted",
-        "an unsealed file is dropped for a compacted one whose items don't verify",
-        "_Recovery._recover_compacted",
-        "verify_runs(file)",
-        "",
-        ("tests/faults/test_damage.py::test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form",),
-    ),
-    Mutant(
-        "recovery-drops-before-the-name",
-        "an unsealed file is dropped before the name of its compacted form is durable",
-        "_Recovery._recover_unsealed",
-        "root.disk.sync_folder(root.folder(COMPACTED))",
-        "",
-        (
-            "tests/regressions/test_bursts_of_disk_faults.py::test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one",
-        ),
-    ),
-    Mutant(
-        "recovery-believes-short-journal",
-        "a journal that lost durable entries passes for a short file",
-        "_Recovery._recover_unsealed",
-        "claims.get(file_id, 0)",
-        "0",
-        (
-            "tests/regressions/test_lost_end_of_a_journal.py::test_what_a_journal_lost_is_damage_where_a_younger_file_is",
-        ),
-    ),
-    Mutant(
-        "recovery-forgets-damage",
-        "a file that can't be read is left out: a short answer without a word",
-        "_Recovery._recover_unsealed",
-        "self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)",
-        "del typed",
-        ("tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",),
-    ),
-    Mutant(
-        "recovery-forgets-positions",
-        "durable positions of unsealed files are lost at a restart",
-        "_Recovery.run",
-        "found.positions = max_positions(found.positions, own_positions(file))",
-        "if not isinstance(file, UnsealedFile):\n    found.positions = max_positions(found.positions, own_positions(file))",
-        ("tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file",),
-    ),
-    Mutant(
-        "recovery-chains-not-rebuilt",
-        "entries of a recovered file are there but no chain leads to them",
-        "UnsealedTable.load",
-        "self.heads[:] = self._next_heads\n        self.end_ms",
-        "self.end_ms",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "reader-forgets-damage",
-        "a reader beside the writer leaves out an unsealed file that it can't read",
-        "RootView._look",
-        "except (TieredIndexError, ValueError) as error:",
-        "except (TieredIndexError, ValueError) as error:\n    continue",
-        ("tests/faults/test_damage.py::test_a_damaged_journal_fails_a_readers_lookups_too",),
-    ),
-    Mutant(
-        "staged-though-it-may-go-on",
-        "a file whose seal is not durable is staged",
-        "UnsealedFile.ended",
-        "return self.sealed and not self.failed",
-        "return self.sealed",
-        ("tests/unit/service/staging/test_staged_files.py::test_a_file_that_is_not_sealed_durably_is_compacted_here",),
-    ),
-    Mutant(
-        "adopted-before-the-position",
-        "the local copy that is the last to say a position goes",
-        "Staging.finish",
-        "kept.file_id not in needed",
-        "kept",
-        ("tests/unit/service/staging/test_positions.py::test_positions_never_run_ahead_of_an_older_file",),
-    ),
-    Mutant(
-        "lives-gap-while-flushed",
-        "entries leave the buffer before a file shows them",
-        "Flusher._run_round",
-        "try:\n    for appender, run in current:",
-        "self.buffer.end_flush()\ntry:\n    for appender, run in current:",
-        (
-            "tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound",
-        ),
-    ),
-    Mutant(
-        "positions-lost-on-retire",
-        "a local copy goes though nothing else says a source's position",
-        "Lifecycle._retirable",
-        "if file.file_id in needed:",
-        "if needed is None:",
-        ("tests/unit/service/test_buffer_flush_catalog.py::test_a_local_copy_stays_while_it_alone_says_a_position",),
-    ),
-    Mutant(
-        "kept-log-older-than-a-deletion",
-        "the log that a root keeps stays as it was where a later one can't be written",
-        "KeptLog.keep",
-        "self._root.disk.unlink(self.path)",
-        "pass",
-        ("tests/unit/service/test_kept_log.py::test_a_failing_disk_keeps_none_rather_than_an_earlier_one",),
-    ),
-    Mutant(
-        "retired-though-the-object-is-cut",
-        "the local copy goes though the storage's object has another size",
-        "Lifecycle._retire",
-        'check_size(self._context.session.storage, stored, "its local copy")',
-        "assert stored is not None",
-        ("tests/unit/service/test_uploads.py::test_a_local_copy_stays_while_its_object_is_not_whole",),
-    ),
-    Mutant(
-        "retention-before-the-log",
-        "a file is taken for uploaded before the log names its object",
-        "Lifecycle._upload",
-        "make = publishing(session.epoch",
-        "self._move(file)\nmake = publishing(session.epoch",
-        ("tests/unit/service/test_uploads.py::test_a_file_is_not_taken_for_uploaded_before_the_log_names_it",),
-    ),
-    Mutant(
-        "positions-ahead-of-quarantine",
-        "the log says positions while entries wait in quarantine",
-        "LocalFiles.durable_positions",
-        "h.lane == QUARANTINE or h.sequence",
-        "h.sequence",
-        (
-            "tests/unit/service/test_buffer_flush_catalog.py::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine",
-        ),
-    ),
-    Mutant(
-        "buffer-accepts-in-part",
-        "a call that is pushed back leaves its entries in the buffer",
-        "WriteBuffer.append_columns",
-        'self._admit(len(columns["second"]), size_bytes)',
-        'self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)\nself._admit(len(columns["second"]), size_bytes)',
-        ("tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole",),
-    ),
-    Mutant(
-        "buffer-released-before-durable",
-        "a flush that fails lets go of what it did not write",
-        "Flusher._run_round",
-        "self.error = error\nraise",
-        "self.error = error\nself._round = None\nself.buffer.end_flush()\nraise",
-        (
-            "tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound",
-        ),
-    ),
-    Mutant(
-        "positions-before-flush",
-        "a position counts as durable before its entries are",
-        "Flusher._run_round",
-        "self._round = self._begin()",
-        "self._round = self._begin()\nself.positions = max_positions(self.positions, self._round[-1][1].positions)",
-        ("tests/faults/test_full_disk.py::test_a_flush_that_fails_makes_no_position_durable",),
-    ),
-    Mutant(
-        "positions-with-the-first-piece",
-        "a batch's position is durable with its first piece, not with its last",
-        "Appender.write",
-        "self._append(file, piece, run.positions if last else {})",
-        "self._append(file, piece, run.positions)",
-        ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
-    ),
-    Mutant(
-        "log-positions-go-back",
-        "a record with smaller positions takes the log's positions back",
-        "LogReplay.add",
-        "max_positions(now.positions, record.positions)",
-        "now.positions | record.positions",
-        ("tests/unit/service/test_log_and_lease.py::test_states_are_folds_and_readers_keep_theirs",),
-    ),
-    Mutant(
-        "sqlite-named-before-its-body",
-        "an object is visible before its last rows",
-        "Bodies.store",
-        "draft = self._write_batch(doing, draft, data, batch)",
-        "draft = self._write_batch(doing, draft, data, batch)\nself._pool.write(doing, lambda connection, body=draft: name_it(connection, body))",
-        ("tests/storage/test_sqlite_rows.py::test_a_big_object_is_invisible_until_its_last_transaction",),
-    ),
-    Mutant(
-        "orphans-of-any-age",
-        "what is being uploaded is deleted before it can be published",
-        "find_orphans",
-        "if info.modified_ms < before_ms or info.name in over]",
-        "if info.modified_ms <= now_ms]",
-        ("tests/unit/service/merge/test_readers_and_writers.py::test_orphans_are_what_nobody_names_and_old_enough",),
-    ),
-    Mutant(
-        "orphans-of-an-old-log",
-        "what was published while a sweep looked is deleted",
-        "find_orphans",
-        "state = log.refresh()\nremoved =",
-        "state = log.state\nremoved =",
-        ("tests/unit/service/merge/test_sweeps_and_pages.py::test_what_is_published_while_a_sweep_looks_is_no_orphan",),
-    ),
-    Mutant(
-        "expiry-deletes-before-the-record",
-        "objects are deleted, and the log still names them",
-        "record_expiry.make",
-        'return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)',
-        'log.storage.delete_many(names)\nreturn LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)',
-        (
-            "tests/unit/service/test_expiry.py::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one",
-        ),
-    ),
-    Mutant(
-        "copy-publishes-before-the-last-object",
-        "the record names an object that is not there yet",
-        "Copier._send",
-        "for future in [pool.submit(self._bring, one) for one in parts]:",
-        "if not self.copied.state.number:\n    self._publish(self.log.state)\nfor future in [pool.submit(self._bring, one) for one in parts]:",
-        (
-            "tests/unit/service/copies/test_completeness.py::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one",
-        ),
-    ),
-    Mutant(
-        "merge-of-part-of-a-source",
-        "a source that was read in part is removed whole",
-        "check_results",
-        "problem, stored.count, read)",
-        "problem, stored.count, max(stored.count, read))",
-        ("tests/unit/service/merge/test_readers_and_writers.py::test_results_that_do_not_add_up_are_not_published",),
-    ),
-    Mutant(
-        "merge-keeps-its-sources",
-        "the record adds the tables and leaves the files",
-        "publish.make",
-        "stored, names, left_out=",
-        "stored, names[1:], left_out=",
-        ("tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]",),
-    ),
-    Mutant(
-        "catalog-reclaim-under-a-reader",
-        "a file goes while a lookup that began before may need it",
-        "Catalog.reclaim",
-        "min(list(self._readers.values()), default=self._generation + 1)",
-        "self._generation + 1",
-        ("tests/unit/service/test_buffer_flush_catalog.py::test_what_a_running_query_may_need_is_kept",),
-    ),
-)
+MUTANTS = parsed(r"""
+disk-fdatasync-dropped: a sync of a file never reaches the system
+  in Disk.sync
+  - os.fdatasync(descriptor)
+  + pass
+  tests/unit/storage/test_disk.py::test_syncs_reach_the_system
+disk-folder-fsync-dropped: a sync of a folder never reaches the system
+  in Disk.sync_folder
+  - os.fsync(descriptor)
+  + pass
+  tests/unit/storage/test_disk.py::test_syncs_reach_the_system
+disk-space-only-promised: the next file's space is a hole, not blocks: a full disk strikes later
+  in Disk.allocate
+  - os.posix_fallocate(descriptor, start, size_bytes)
+  + os.ftruncate(descriptor, start + size_bytes)
+  tests/unit/storage/test_disk.py::test_reserved_space_is_really_taken
+disk-rename-before-sync: a compacted file gets its name before its bytes are durable
+  in Disk.write_file
+  - self.sync(descriptor)
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
+disk-publish-without-folder-sync: a published file's name is not durable when its predecessor goes
+  in Disk.publish
+  - self.rename(temporary, target)
+  -         self.sync_folder(target.parent)
+  + self.rename(temporary, target)
+  tests/reliability/test_crashes.py::test_every_crash[lifecycle]
+append-entries-unsynced: the journal confirms entries that were not synced
+  in UnsealedFile.append
+  - self._disk.sync(self._descriptor)
+  -         self._is_blank = False
+  + self._is_blank = False
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+append-journal-unsynced: a flush returns before the journal's record is durable
+  in UnsealedFile.append
+  - self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
+  -         self._disk.sync(self._journal_descriptor)
+  + self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+append-journal-before-entries: the journal's record is written before the entries that it confirms
+  in UnsealedFile.append
+  - if len(batch):
+  -     self._disk.pwrite(self._descriptor, data
+  + self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
+  + if len(batch):
+  +     self._disk.pwrite(self._descriptor, data
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+begin-folder-unsynced: a new file takes entries before its name is durable
+  in UnsealedFile.begin
+  - disk.sync_folder(root.folder(UNSEALED))
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+append-goes-on-after-failed-sync: a file takes more entries after a sync of it has failed
+  in UnsealedFile.append
+  - self.failed = True  # until the last line
+  + pass
+  tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
+append-visible-before-durable: a batch is counted and searchable before it is durable
+  in UnsealedFile.append
+  - if len(batch):
+  -     self._disk.pwrite(self._descriptor, data
+  + self.table.commit(batch)
+  + self.journal.batches.append(record)
+  + if len(batch):
+  +     self._disk.pwrite(self._descriptor, data
+  tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
+recovery-trusts-what-it-reads: a journal's last record counts as durable though its sync may have failed
+  in UnsealedFile.recover
+  - root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
+  + pass
+  tests/regressions/test_bursts_of_disk_faults.py::test_recovery_writes_again_what_a_failed_sync_may_not_have_written
+given-up-half: a file that is given up is deleted though its journal may say entries
+  in drop_unbegun
+  - root.disk.publish(temporary, journal_path)
+  + pass
+  tests/regressions/test_bursts_of_disk_faults.py::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went
+compact-deletes-first: the unsealed file goes before its compacted form has its name
+  in Lifecycle._compact
+  - root.write_file(target, pieces, f"compacting
+  + root.disk.unlink(file.journal_path)
+  + root.disk.unlink(file.path)
+  + root.write_file(target, pieces, f"compacting
+  tests/reliability/test_crashes.py::test_every_crash[lifecycle]
+local-put-name-unsynced: an object's name is not durable when the put returns
+  in DurableFiles.place
+  - absent)
+  -             self.disk.sync_folder(target.parent)
+  + absent)
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put_if_absent]
+local-folder-unsynced: the folder that an object lies in is not durable when the put returns
+  in DurableFiles.make_folder
+  - # Also for an existing folder: another process may have made it without syncing its parent yet.
+  - self.disk.sync_folder(folder.parent)
+  tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
+local-delete-unsynced: a deleted object can come back after a power cut
+  in LocalStorage.delete_many
+  - self._files.sync_removed(parent)
+  + pass
+  tests/storage/test_local_crashes.py::test_a_delete_is_durable_when_it_returns
+sqlite-commit-unsynced: a commit does not wait for the disk
+  in adopt
+  - PRAGMA synchronous=FULL
+  + PRAGMA synchronous=NORMAL
+  tests/storage/test_sqlite_locks.py::test_a_commit_waits_for_the_disk
+recovery-keeps-temporaries: half-made work of a crash is never deleted
+  in _Recovery.run
+  - for path in temporaries:
+  + for path in temporaries[:0]:
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+recovery-prefers-unsealed: of a file that is both unsealed and compacted the earlier state is kept beside the later one
+  in _Recovery._recover_unsealed
+  - state is not None and file_id not in local and self._has_newer_journal(file_id, state)
+  + path.exists() or state is not None and file_id not in local and self._has_newer_journal(file_id, state)
+  tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]
+recovery-trusts-compacted: an unsealed file is dropped for a compacted one whose items don't verify
+  in _Recovery._recover_compacted
+  - verify_runs(file)
+  tests/faults/test_damage.py::test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form
+recovery-drops-before-the-name: an unsealed file is dropped before the name of its compacted form is durable
+  in _Recovery._recover_unsealed
+  - root.disk.sync_folder(root.folder(COMPACTED))
+  tests/regressions/test_bursts_of_disk_faults.py::test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one
+recovery-believes-short-journal: a journal that lost durable entries passes for a short file
+  in _Recovery._recover_unsealed
+  - claims.get(file_id, 0)
+  + 0
+  tests/regressions/test_lost_end_of_a_journal.py::test_what_a_journal_lost_is_damage_where_a_younger_file_is
+recovery-forgets-damage: a file that can't be read is left out: a short answer without a word
+  in _Recovery._recover_unsealed
+  - self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)
+  + del typed
+  tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
+recovery-forgets-positions: durable positions of unsealed files are lost at a restart
+  in _Recovery.run
+  - found.positions = max_positions(found.positions, own_positions(file))
+  + if not isinstance(file, UnsealedFile):
+  +     found.positions = max_positions(found.positions, own_positions(file))
+  tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file
+recovery-chains-not-rebuilt: entries of a recovered file are there but no chain leads to them
+  in UnsealedTable.load
+  - self.heads[:] = self._next_heads
+  -         self.end_ms
+  + self.end_ms
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+reader-forgets-damage: a reader beside the writer leaves out an unsealed file that it can't read
+  in RootView._look
+  - except (TieredIndexError, ValueError) as error:
+  + except (TieredIndexError, ValueError) as error:
+  +     continue
+  tests/faults/test_damage.py::test_a_damaged_journal_fails_a_readers_lookups_too
+staged-though-it-may-go-on: a file whose seal is not durable is staged
+  in UnsealedFile.ended
+  - return self.sealed and not self.failed
+  + return self.sealed
+  tests/unit/service/staging/test_staged_files.py::test_a_file_that_is_not_sealed_durably_is_compacted_here
+adopted-before-the-position: the local copy that is the last to say a position goes
+  in Staging.finish
+  - kept.file_id not in needed
+  + kept
+  tests/unit/service/staging/test_positions.py::test_positions_never_run_ahead_of_an_older_file
+lives-gap-while-flushed: entries leave the buffer before a file shows them
+  in Flusher._run_round
+  - try:
+  -     for appender, run in current:
+  + self.buffer.end_flush()
+  + try:
+  +     for appender, run in current:
+  tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound
+positions-lost-on-retire: a local copy goes though nothing else says a source's position
+  in Lifecycle._retirable
+  - if file.file_id in needed:
+  + if needed is None:
+  tests/unit/service/test_buffer_flush_catalog.py::test_a_local_copy_stays_while_it_alone_says_a_position
+kept-log-older-than-a-deletion: the log that a root keeps stays as it was where a later one can't be written
+  in KeptLog.keep
+  - self._root.disk.unlink(self.path)
+  + pass
+  tests/unit/service/test_kept_log.py::test_a_failing_disk_keeps_none_rather_than_an_earlier_one
+retired-though-the-object-is-cut: the local copy goes though the storage's object has another size
+  in Lifecycle._retire
+  - check_size(self._context.session.storage, stored, "its local copy")
+  + assert stored is not None
+  tests/unit/service/test_uploads.py::test_a_local_copy_stays_while_its_object_is_not_whole
+retention-before-the-log: a file is taken for uploaded before the log names its object
+  in Lifecycle._upload
+  - make = publishing(session.epoch
+  + self._move(file)
+  + make = publishing(session.epoch
+  tests/unit/service/test_uploads.py::test_a_file_is_not_taken_for_uploaded_before_the_log_names_it
+positions-ahead-of-quarantine: the log says positions while entries wait in quarantine
+  in LocalFiles.durable_positions
+  - h.lane == QUARANTINE or h.sequence
+  + h.sequence
+  tests/unit/service/test_buffer_flush_catalog.py::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine
+buffer-accepts-in-part: a call that is pushed back leaves its entries in the buffer
+  in WriteBuffer.append_columns
+  - self._admit(len(columns["second"]), size_bytes)
+  + self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)
+  + self._admit(len(columns["second"]), size_bytes)
+  tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole
+buffer-released-before-durable: a flush that fails lets go of what it did not write
+  in Flusher._run_round
+  - self.error = error
+  - raise
+  + self.error = error
+  + self._round = None
+  + self.buffer.end_flush()
+  + raise
+  tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound
+positions-before-flush: a position counts as durable before its entries are
+  in Flusher._run_round
+  - self._round = self._begin()
+  + self._round = self._begin()
+  + self.positions = max_positions(self.positions, self._round[-1][1].positions)
+  tests/faults/test_full_disk.py::test_a_flush_that_fails_makes_no_position_durable
+positions-with-the-first-piece: a batch's position is durable with its first piece, not with its last
+  in Appender.write
+  - self._append(file, piece, run.positions if last else {})
+  + self._append(file, piece, run.positions)
+  tests/reliability/test_crashes.py::test_every_crash[writing]
+log-positions-go-back: a record with smaller positions takes the log's positions back
+  in LogReplay.add
+  - max_positions(now.positions, record.positions)
+  + now.positions | record.positions
+  tests/unit/service/test_log_and_lease.py::test_states_are_folds_and_readers_keep_theirs
+sqlite-named-before-its-body: an object is visible before its last rows
+  in Bodies.store
+  - draft = self._write_batch(doing, draft, data, batch)
+  + draft = self._write_batch(doing, draft, data, batch)
+  + self._pool.write(doing, lambda connection, body=draft: name_it(connection, body))
+  tests/storage/test_sqlite_rows.py::test_a_big_object_is_invisible_until_its_last_transaction
+orphans-of-any-age: what is being uploaded is deleted before it can be published
+  in find_orphans
+  - if info.modified_ms < before_ms or info.name in over]
+  + if info.modified_ms <= now_ms]
+  tests/unit/service/merge/test_readers_and_writers.py::test_orphans_are_what_nobody_names_and_old_enough
+orphans-of-an-old-log: what was published while a sweep looked is deleted
+  in find_orphans
+  - state = log.refresh()
+  - removed =
+  + state = log.state
+  + removed =
+  tests/unit/service/merge/test_sweeps_and_pages.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
+expiry-deletes-before-the-record: objects are deleted, and the log still names them
+  in record_expiry.make
+  - return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
+  + log.storage.delete_many(names)
+  + return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
+  tests/unit/service/test_expiry.py::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one
+copy-publishes-before-the-last-object: the record names an object that is not there yet
+  in Copier._send
+  - for future in [pool.submit(self._bring, one) for one in parts]:
+  + if not self.copied.state.number:
+  +     self._publish(self.log.state)
+  + for future in [pool.submit(self._bring, one) for one in parts]:
+  tests/unit/service/copies/test_completeness.py::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one
+merge-of-part-of-a-source: a source that was read in part is removed whole
+  in check_results
+  - problem, stored.count, read)
+  + problem, stored.count, max(stored.count, read))
+  tests/unit/service/merge/test_readers_and_writers.py::test_results_that_do_not_add_up_are_not_published
+merge-keeps-its-sources: the record adds the tables and leaves the files
+  in publish.make
+  - stored, names, left_out=
+  + stored, names[1:], left_out=
+  tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]
+catalog-reclaim-under-a-reader: a file goes while a lookup that began before may need it
+  in Catalog.reclaim
+  - min(list(self._readers.values()), default=self._generation + 1)
+  + self._generation + 1
+  tests/unit/service/test_buffer_flush_catalog.py::test_what_a_running_query_may_need_is_kept
+""")

@@ -2,217 +2,133 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import parsed
 
-__all__ = ["MUTANTS"]
-
-MUTANTS = (
-    Mutant(
-        "fence-forgotten",
-        "a writer appends to the log past a higher epoch",
-        "StorageLog._append",
-        "if epoch is not None and state.epoch > epoch:",
-        "if state.epoch < 0:",
-        ("tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one",),
-    ),
-    Mutant(
-        "fence-not-appended",
-        "a writer that claims an epoch leaves no fence in the log",
-        "StorageLog.claim_epoch",
-        'self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))',
-        "",
-        ("tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one",),
-    ),
-    Mutant(
-        "exists-taken-for-a-win",
-        "a lost number of the log is taken for one's own",
-        "StorageLog._append",
-        "if winner.attempt != attempt:",
-        "if winner.attempt is None:",
-        (
-            "tests/unit/service/test_log_and_lease.py::test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken",
-        ),
-    ),
-    Mutant(
-        "exists-taken-for-a-loss",
-        "one's own record, whose first answer was lost, is taken for somebody else's",
-        "StorageLog._append",
-        "if winner.attempt != attempt:",
-        "if winner.attempt is not None:",
-        ("tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised",),
-    ),
-    Mutant(
-        "epoch-taken-for-a-loss",
-        "one's own epoch, whose first answer was lost, is taken for somebody else's",
-        "StorageLog.claim_epoch",
-        "if self.storage.get(epoch_name(epoch)) != attempt.encode():",
-        "if attempt:",
-        ("tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised",),
-    ),
-    Mutant(
-        "epoch-taken-for-a-win",
-        "an epoch that somebody else has claimed is taken for one's own",
-        "StorageLog.claim_epoch",
-        "if self.storage.get(epoch_name(epoch)) != attempt.encode():",
-        "if not attempt:",
-        (
-            "tests/unit/service/test_log_and_lease.py::test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over",
-        ),
-    ),
-    Mutant(
-        "publish-repeated",
-        "a record that is in the log already is appended once more",
-        "publishing.make",
-        "tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))",
-        "add",
-        ("tests/faults/test_writers.py::test_a_record_whose_answer_was_lost_is_there_once",),
-    ),
-    Mutant(
-        "lease-honoured-too-long",
-        "a lease holds in the millisecond in which it ends",
-        "LeaseWatch._left_s",
-        "max(age_ms, watched_ms) >= found.ttl_ms",
-        "max(age_ms, watched_ms) > found.ttl_ms",
-        ("tests/unit/service/test_log_and_lease.py::test_a_lease_holds_off_other_roots_until_it_ends",),
-    ),
-    Mutant(
-        "lease-release-ignored",
-        "a released lease holds others off until it ends",
-        "LeaseWatch._left_s",
-        "found is None or found.released",
-        "found is None",
-        ("tests/unit/service/test_log_and_lease.py::test_a_released_lease_holds_nobody_off",),
-    ),
-    Mutant(
-        "lease-of-own-root",
-        "a killed writer's root is locked out by its own lease",
-        "LeaseWatch._left_s",
-        "(found.place == place) if found.place else (found.root_id == root_id)",
-        "False",
-        ("tests/faults/test_writers.py::test_a_killed_writers_root_takes_over_at_once",),
-    ),
-    Mutant(
-        "lease-not-asked",
-        "an index is claimed whoever holds its lease",
-        "StorageSession.claim",
-        "self._watch.check(root_id, self.place, waits=waits)",
-        "pass",
-        ("tests/faults/test_writers.py::test_another_root_waits_for_the_lease",),
-    ),
-    Mutant(
-        "root-lock-shared",
-        "two writers may have one root",
-        "RootLock._take",
-        "fcntl.LOCK_EX",
-        "fcntl.LOCK_SH",
-        ("tests/faults/test_writers.py::test_a_root_has_one_writer",),
-    ),
-    Mutant(
-        "another-index-accepted",
-        "a root publishes into the storage of another index",
-        "check_descriptor",
-        "if wanted.index_id and stored.index_id != wanted.index_id:",
-        "if stored.index_id is None:",
-        ("tests/faults/test_writers.py::test_a_storage_with_another_index_is_refused_also_when_it_comes_back_late",),
-    ),
-    Mutant(
-        "fenced-file-compacted",
-        "a job publishes files of a fenced writer",
-        "_reason",
-        "if ticket.epoch != state.epoch:",
-        "if ticket.epoch > state.epoch:",
-        ("tests/unit/service/staging/test_races.py::test_nothing_of_a_fenced_writer_is_published",),
-    ),
-    Mutant(
-        "compacted-twice",
-        "a job publishes a file that is in the log already",
-        "_reason",
-        "if state.object_of(ticket.file_id) is not None:",
-        "if False:",
-        ("tests/unit/service/staging/test_races.py::test_two_jobs_publish_a_file_once",),
-    ),
-    Mutant(
-        "host-beside-a-job",
-        "a host's upload and a job's publish one file under two names",
-        "publishing.make",
-        "if state.object_of(o.file_id) is None and o.file_id not in",
-        "if o.name not in state.objects and o.file_id not in",
-        ("tests/unit/service/staging/test_races.py::test_a_job_that_takes_the_very_log_number_wins[False]",),
-    ),
-    Mutant(
-        "fenced-writer-accepts",
-        "a fenced writer goes on accepting puts",
-        "IndexService._check_writable",
-        "self._check_open()\nif self._session.fenced is not None:",
-        "self._check_open()\nif False:",
-        ("tests/faults/test_writers.py::test_a_fenced_writer_publishes_nothing_and_keeps_its_files",),
-    ),
-    Mutant(
-        "merge-publishes-what-is-gone",
-        "two merges of the same files are both published",
-        "publish.make",
-        "if gone:",
-        "if len(gone) == len(names) + 1:",
-        (
-            "tests/unit/service/merge/test_readers_and_writers.py::test_of_two_merges_of_the_same_files_one_is_overtaken",
-        ),
-    ),
-    Mutant(
-        "build-published-twice",
-        "a build whose record came through unheard is published again",
-        "publish_tables.make",
-        "if added <= state.objects.keys():",
-        "if not added:",
-        ("tests/spark/test_publishing.py::test_an_append_whose_answer_was_lost_is_found_and_not_repeated",),
-    ),
-    Mutant(
-        "merge-published-twice",
-        "a merge whose record came through unheard fails as if others had been faster",
-        "publish.make",
-        "if added <= state.objects.keys() and (added or len(gone) == len(names)):",
-        "if not added:",
-        (
-            "tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record",
-        ),
-    ),
-    Mutant(
-        "expiry-by-a-fenced-writer",
-        "a writer that was replaced expires by its own rule",
-        "record_expiry",
-        'log.append("what has expired", epoch, make)',
-        'log.append("what has expired", None, make)',
-        ("tests/unit/service/test_expiry.py::test_a_fenced_writer_expires_nothing",),
-    ),
-    Mutant(
-        "copy-over-a-writer",
-        "a follower goes on with a target that a writer has taken over",
-        "Copier._check_target",
-        "if last.kind != _KIND:",
-        "if there.epoch > 99:",
-        ("tests/unit/service/copies/test_rounds.py::test_a_target_that_was_written_to_is_let_alone",),
-    ),
-    Mutant(
-        "s3-put-if-absent-unconditional",
-        "put-if-absent sends no condition",
-        "S3Storage.put_if_absent",
-        'self._put(name, data, IfNoneMatch="*")',
-        "self._put(name, data)",
-        ("tests/storage/test_s3_answers.py::test_put_if_absent_sends_the_condition_and_reads_412",),
-    ),
-    Mutant(
-        "local-put-if-absent-renames",
-        "an object that appears meanwhile is overwritten by a put-if-absent",
-        "DurableFiles._link",
-        "self.disk.link(temporary, target)",
-        "self.disk.rename(temporary, target)",
-        ("tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept",),
-    ),
-    Mutant(
-        "sqlite-put-if-absent-replaces",
-        "put-if-absent replaces an object that came meanwhile",
-        "SqliteStorage.put_if_absent.name_it",
-        "INSERT OR IGNORE INTO objects",
-        "INSERT OR REPLACE INTO objects",
-        ("tests/storage/test_sqlite_rows.py::test_what_a_losing_put_wrote_is_removed",),
-    ),
-)
+MUTANTS = parsed(r"""
+fence-forgotten: a writer appends to the log past a higher epoch
+  in StorageLog._append
+  - if epoch is not None and state.epoch > epoch:
+  + if state.epoch < 0:
+  tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one
+fence-not-appended: a writer that claims an epoch leaves no fence in the log
+  in StorageLog.claim_epoch
+  - self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
+  tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one
+exists-taken-for-a-win: a lost number of the log is taken for one's own
+  in StorageLog._append
+  - if winner.attempt != attempt:
+  + if winner.attempt is None:
+  tests/unit/service/test_log_and_lease.py::test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken
+exists-taken-for-a-loss: one's own record, whose first answer was lost, is taken for somebody else's
+  in StorageLog._append
+  - if winner.attempt != attempt:
+  + if winner.attempt is not None:
+  tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised
+epoch-taken-for-a-loss: one's own epoch, whose first answer was lost, is taken for somebody else's
+  in StorageLog.claim_epoch
+  - if self.storage.get(epoch_name(epoch)) != attempt.encode():
+  + if attempt:
+  tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised
+epoch-taken-for-a-win: an epoch that somebody else has claimed is taken for one's own
+  in StorageLog.claim_epoch
+  - if self.storage.get(epoch_name(epoch)) != attempt.encode():
+  + if not attempt:
+  tests/unit/service/test_log_and_lease.py::test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over
+publish-repeated: a record that is in the log already is appended once more
+  in publishing.make
+  - tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
+  + add
+  tests/faults/test_writers.py::test_a_record_whose_answer_was_lost_is_there_once
+lease-honoured-too-long: a lease holds in the millisecond in which it ends
+  in LeaseWatch._left_s
+  - max(age_ms, watched_ms) >= found.ttl_ms
+  + max(age_ms, watched_ms) > found.ttl_ms
+  tests/unit/service/test_log_and_lease.py::test_a_lease_holds_off_other_roots_until_it_ends
+lease-release-ignored: a released lease holds others off until it ends
+  in LeaseWatch._left_s
+  - found is None or found.released
+  + found is None
+  tests/unit/service/test_log_and_lease.py::test_a_released_lease_holds_nobody_off
+lease-of-own-root: a killed writer's root is locked out by its own lease
+  in LeaseWatch._left_s
+  - (found.place == place) if found.place else (found.root_id == root_id)
+  + False
+  tests/faults/test_fencing.py::TestFencing::test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed[file]
+lease-not-asked: an index is claimed whoever holds its lease
+  in StorageSession.claim
+  - self._watch.check(root_id, self.place, waits=waits)
+  + pass
+  tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
+root-lock-shared: two writers may have one root
+  in RootLock._take
+  - fcntl.LOCK_EX
+  + fcntl.LOCK_SH
+  tests/faults/test_writers.py::test_a_root_has_one_writer
+another-index-accepted: a root publishes into the storage of another index
+  in check_descriptor
+  - if wanted.index_id and stored.index_id != wanted.index_id:
+  + if stored.index_id is None:
+  tests/faults/test_writers.py::test_a_storage_with_another_index_is_refused_also_when_it_comes_back_late
+fenced-file-compacted: a job publishes files of a fenced writer
+  in _reason
+  - if ticket.epoch != state.epoch:
+  + if ticket.epoch > state.epoch:
+  tests/unit/service/staging/test_races.py::test_nothing_of_a_fenced_writer_is_published
+compacted-twice: a job publishes a file that is in the log already
+  in _reason
+  - if state.object_of(ticket.file_id) is not None:
+  + if False:
+  tests/unit/service/staging/test_races.py::test_two_jobs_publish_a_file_once
+host-beside-a-job: a host's upload and a job's publish one file under two names
+  in publishing.make
+  - if state.object_of(o.file_id) is None and o.file_id not in
+  + if o.name not in state.objects and o.file_id not in
+  tests/unit/service/staging/test_races.py::test_a_job_that_takes_the_very_log_number_wins[False]
+fenced-writer-accepts: a fenced writer goes on accepting puts
+  in IndexService._check_writable
+  - self._check_open()
+  - if self._session.fenced is not None:
+  + self._check_open()
+  + if False:
+  tests/faults/test_fencing.py::TestFencing::test_a_writer_that_was_taken_over_publishes_nothing[file]
+merge-publishes-what-is-gone: two merges of the same files are both published
+  in publish.make
+  - if gone:
+  + if len(gone) == len(names) + 1:
+  tests/unit/service/merge/test_readers_and_writers.py::test_of_two_merges_of_the_same_files_one_is_overtaken
+build-published-twice: a build whose record came through unheard is published again
+  in publish_tables.make
+  - if added <= state.objects.keys():
+  + if not added:
+  tests/spark/test_publishing.py::test_an_append_whose_answer_was_lost_is_found_and_not_repeated
+merge-published-twice: a merge whose record came through unheard fails as if others had been faster
+  in publish.make
+  - if added <= state.objects.keys() and (added or len(gone) == len(names)):
+  + if not added:
+  tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record
+expiry-by-a-fenced-writer: a writer that was replaced expires by its own rule
+  in record_expiry
+  - log.append("what has expired", epoch, make)
+  + log.append("what has expired", None, make)
+  tests/unit/service/test_expiry.py::test_a_fenced_writer_expires_nothing
+copy-over-a-writer: a follower goes on with a target that a writer has taken over
+  in Copier._check_target
+  - if last.kind != _KIND:
+  + if there.epoch > 99:
+  tests/unit/service/copies/test_rounds.py::test_a_target_that_was_written_to_is_let_alone
+s3-put-if-absent-unconditional: put-if-absent sends no condition
+  in S3Storage.put_if_absent
+  - self._put(name, data, IfNoneMatch="*")
+  + self._put(name, data)
+  tests/storage/test_s3_answers.py::test_put_if_absent_sends_the_condition_and_reads_412
+local-put-if-absent-renames: an object that appears meanwhile is overwritten by a put-if-absent
+  in DurableFiles._link
+  - self.disk.link(temporary, target)
+  + self.disk.rename(temporary, target)
+  tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept
+sqlite-put-if-absent-replaces: put-if-absent replaces an object that came meanwhile
+  in SqliteStorage.put_if_absent.name_it
+  - INSERT OR IGNORE INTO objects
+  + INSERT OR REPLACE INTO objects
+  tests/storage/test_sqlite_rows.py::test_what_a_losing_put_wrote_is_removed
+""")
