@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
+from tests.golden import naive
 
-def test_every_file_has_the_recorded_sha256(naive):
+
+def test_every_file_has_the_recorded_sha256():
     recorded = json.loads((naive.DATA / "MANIFEST.json").read_text())["sha256"]
     files = [path for path in naive.DATA.rglob("*") if path.is_file() and path.name != "MANIFEST.json"]
     present = {str(path.relative_to(naive.DATA)).removesuffix(".gz") for path in files}
@@ -16,6 +18,6 @@ def test_every_file_has_the_recorded_sha256(naive):
         assert hashlib.sha256(naive.raw(name)).hexdigest() == expected, name
 
 
-def test_large_files_are_stored_compressed(naive):
+def test_large_files_are_stored_compressed():
     files = [path for path in naive.DATA.rglob("*") if path.is_file() and path.name != "MANIFEST.json"]
     assert not [path for path in files if path.suffix != ".gz" and path.stat().st_size > 20 * 1024]

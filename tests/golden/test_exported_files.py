@@ -7,6 +7,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tests.golden import naive
 from tests.support.disk_faults import FaultDisk
 from tests.support.foreign_lookups import find_unsealed
 from tiered_index import IndexService
@@ -20,7 +21,7 @@ SAME = {"cap_same_key_1500", "exact_full", "exact_full_unsealed_magic", "lone_su
 
 
 @pytest.mark.parametrize("state", ["unsealed", "uploaded"])
-def test_every_query_finds_its_rows(case, naive, tmp_path, state):
+def test_every_query_finds_its_rows(case, tmp_path, state):
     rows = case.written_rows
     if not rows or len(rows) > 2_000 or not all(row.key for row in rows):
         return
@@ -28,17 +29,9 @@ def test_every_query_finds_its_rows(case, naive, tmp_path, state):
     (tmp_path / "out").mkdir()
     layout = rocketmq_layout(ROCKETMQ.schema, "abs", *geometry.values())
     files = RocketmqFiles(tmp_path / "out", layout)
-    with IndexService.open(
-        root=tmp_path / "root",
-        storage_backend=MemoryStorage(),
-        disk=FaultDisk(),
-        preset="rocketmq",
-        hash="abs",
-        background=False,
-        max_late_s=10**10,
-        max_early_s=10**10,
-        **geometry,
-    ) as index:
+    where = {"root": tmp_path / "root", "storage_backend": MemoryStorage(), "disk": FaultDisk()}
+    chosen = {"preset": "rocketmq", "hash": "abs", "background": False, "max_late_s": 10**10, "max_early_s": 10**10}
+    with IndexService.open(**where, **chosen, **geometry) as index:
         for row in rows:
             index.put(row.topic, row.queue_id, row.key, *row[4:], topic_id=row.topic_id)
         if state == "uploaded":
@@ -49,17 +42,17 @@ def test_every_query_finds_its_rows(case, naive, tmp_path, state):
         files.close()
     images = [ForeignUnsealed(path.read_bytes(), layout, path.name) for path in (tmp_path / "out").iterdir()]
     for query in case.queries:
+        key_hash, limits = naive.java_hash(query["topic"], query["key"]), (query["begin"], query["end"])
         found = [
             (*item.tolist()[:5], image.header.begin_ms // 1000 + int(item["time_diff_s"]))
             for image in images
-            for item in find_unsealed(image, naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
+            for item in find_unsealed(image, key_hash, *limits)
         ]
         wanted = [
             (*one[:5], row.timestamp_ms // 1000)
             for row in rows
             for one in [naive.found(row, case.begin_ms)]
-            if one.key_hash == naive.hash(query["topic"], query["key"])
-            and query["begin"] <= row.timestamp_ms // 1000 * 1000 <= query["end"]
+            if one.key_hash == key_hash and limits[0] <= row.timestamp_ms // 1000 * 1000 <= limits[1]
         ]
         assert sorted(found) == sorted(wanted)
     if case.name in SAME and state == "unsealed":
@@ -68,5 +61,5 @@ def test_every_query_finds_its_rows(case, naive, tmp_path, state):
         assert path.read_bytes()[HEADER_SIZE:] == case.unsealed[HEADER_SIZE:]
 
 
-def test_the_cases_of_equal_bytes_are_there(load_case):
-    assert all(load_case(name).written_rows for name in SAME)
+def test_the_cases_of_equal_bytes_are_there():
+    assert all(naive.load(name).written_rows for name in SAME)

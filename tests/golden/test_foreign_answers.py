@@ -12,11 +12,13 @@ from collections import Counter
 
 import pytest
 
+from tests.golden import codec, naive
+from tests.golden.codec import layout_of
 from tests.support.compacted_files import rebuilt
 from tests.support.foreign_lookups import find_compacted, find_unsealed, stored_ms
 from tiered_index.errors import CorruptFile
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise
-from tiered_index.format.layout import ROCKETMQ, Layout
+from tiered_index.format.layout import ROCKETMQ
 from tiered_index.format.trailer import TAIL_SIZE
 
 CAP_UNSEALED, CAP_COMPACTED = 512, 1024
@@ -47,10 +49,6 @@ DIFFERENCES = {
 }
 
 
-def layout_of(case):
-    return Layout(ROCKETMQ, ROCKETMQ.schema, case.meta["slots"], case.meta["items"])
-
-
 def reader(data):
     """A counted `read` over bytes."""
     calls = []
@@ -62,7 +60,7 @@ def reader(data):
     return read, calls
 
 
-def as_found(naive, items):
+def as_found(items):
     return [naive.Found(*row) for row in items.tolist()]
 
 
@@ -78,15 +76,11 @@ def physical(data, slots):
     return items
 
 
-def java_rows(naive, answer):
-    return [naive.Found(*row[:6]) for row in answer]
-
-
-def why_different(naive, java, whole, max_count, cap):
+def why_different(java, whole, max_count, cap):
     """Return None where Java's answer is the first `max_count` of the truth, else the reason for which it isn't."""
     if isinstance(java, dict):
         return "error"
-    rows = java_rows(naive, java)
+    rows = [naive.Found(*row[:6]) for row in java]
     normal = [row._replace(key_hash=0) if row.key_hash == MIN_VALUE else row for row in rows]
     if normal == whole[:max_count]:
         return None if normal == rows else "negative hash"
@@ -101,27 +95,27 @@ def why_different(naive, java, whole, max_count, cap):
     return "unexplained"
 
 
-def test_unsealed(case, naive):
+def test_unsealed(case):
     image = ForeignUnsealed(memoryview(case.unsealed), layout_of(case), case.name)
     assert image.count == case.meta["itemCount"] == len(case.written_rows)
     reasons = Counter()
     for query in case.queries:
         whole = naive.truth(case.written_rows, case.begin_ms, query)
-        items = find_unsealed(image, naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
-        assert as_found(naive, items) == whole
+        items = find_unsealed(image, naive.java_hash(query["topic"], query["key"]), query["begin"], query["end"])
+        assert as_found(items) == whole
         if not isinstance(query["unsealed"], dict) and (java := query["unsealed"]):
-            times = dict(zip(as_found(naive, items), stored_ms(items, image.header.begin_ms).tolist(), strict=True))
+            times = dict(zip(as_found(items), stored_ms(items, image.header.begin_ms).tolist(), strict=True))
             for row in java:
                 key_hash = 0 if row[0] == MIN_VALUE else row[0]
                 assert times[naive.Found(key_hash, *row[1:6])] == row[7]
-        reasons[why_different(naive, query["unsealed"], whole, query["maxCount"], CAP_UNSEALED)] += 1
+        reasons[why_different(query["unsealed"], whole, query["maxCount"], CAP_UNSEALED)] += 1
     del reasons[None]
     assert dict(reasons) == DIFFERENCES.get((case.name, "unsealed"), {})
 
 
-def test_unsealed_dump_is_everything(case, naive):
+def test_unsealed_dump_is_everything(case):
     image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
-    dumped = [row for items in image.items() for row in as_found(naive, items)]
+    dumped = [row for items in image.items() for row in as_found(items)]
     assert dumped == [naive.found(row, case.begin_ms) for row in case.written_rows]
     if dumped:
         seconds = [row.time_diff_s for row in dumped]
@@ -130,21 +124,17 @@ def test_unsealed_dump_is_everything(case, naive):
         assert image.interval_ms is None
 
 
-def test_unsealed_chains_are_rebuilt(case, naive, codec):
+def test_unsealed_chains_are_rebuilt(case):
     """The rebuilt table and entries are those that our writer makes of the same rows."""
     image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
     table, entries = rebuilt(image)
     expected_table, expected = codec.write(case.written_rows, layout_of(case), case.begin_ms, 10**9)
     assert entries.tobytes() == expected.tobytes()
     assert (table.heads == expected_table.heads).all()
-    assert (table.count, table.slots_in_use, table.end_ms) == (
-        expected_table.count,
-        expected_table.slots_in_use,
-        expected_table.end_ms,
-    )
+    assert all(getattr(table, name) == getattr(expected_table, name) for name in ("count", "slots_in_use", "end_ms"))
 
 
-def test_compacted(case, naive):
+def test_compacted(case):
     read, calls = reader(case.compacted)
     if case.name == "empty":
         with pytest.raises(CorruptFile, match="the file is empty"):
@@ -155,17 +145,17 @@ def test_compacted(case, naive):
     assert file.header.slots_in_use == case.meta["slotCount"]
     items = physical(case.compacted, file.layout.slots)
     assert file.count == len(items)
-    special = [row for row in case.written_rows if naive.hash(row.topic, row.key) == 0]
+    special = [row for row in case.written_rows if naive.java_hash(row.topic, row.key) == 0]
     kept = case.written_rows if case.meta["slots"] == 16 else [row for row in case.written_rows if row not in special]
     assert sorted(items) == sorted(naive.found(row, case.begin_ms) for row in kept)
     reasons = Counter()
     for query in case.queries:
-        wanted = naive.hash(query["topic"], query["key"])
+        wanted = naive.java_hash(query["topic"], query["key"])
         whole = naive.truth(kept, case.begin_ms, query)
         calls.clear()
-        assert as_found(naive, find_compacted(file, read, wanted, query["begin"], query["end"])) == whole
+        assert as_found(find_compacted(file, read, wanted, query["begin"], query["end"])) == whole
         assert 1 <= len(calls) <= 2
-        reason = why_different(naive, query["compacted"], whole, query["maxCount"], CAP_COMPACTED)
+        reason = why_different(query["compacted"], whole, query["maxCount"], CAP_COMPACTED)
         if reason is None and wanted == 0 and kept != case.written_rows:
             reason = "MIN_VALUE lost"  # both say what is in the file, which is short of what was written
         if reason is None:
@@ -178,12 +168,12 @@ def test_compacted(case, naive):
     assert dict(reasons) == DIFFERENCES.get((case.name, "compacted"), {})
 
 
-def test_compacted_dump_is_everything(case, naive):
+def test_compacted_dump_is_everything(case):
     if case.name == "empty":
         return
     read, _ = reader(case.compacted)
     file = ForeignCompacted.open(read, len(case.compacted), case.name)
-    dumped = [tuple(row) for items in file.items(read) for row in as_found(naive, items)]
+    dumped = [tuple(row) for items in file.items(read) for row in as_found(items)]
     assert dumped == physical(case.compacted, case.meta["slots"])
 
 
@@ -196,9 +186,9 @@ def test_recognised(case):
         assert recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), case.name) == FileKind(state, ROCKETMQ, False)
 
 
-def test_expected_differences_name_existing_cases_and_known_reasons(load_case):
+def test_expected_differences_name_existing_cases_and_known_reasons():
     for (name, state), reasons in DIFFERENCES.items():
-        assert load_case(name).queries
+        assert naive.load(name).queries
         assert state in ("unsealed", "compacted")
         assert "unexplained" not in reasons
         assert all(reasons.values())

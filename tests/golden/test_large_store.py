@@ -34,18 +34,10 @@ def test_all_files_have_the_brokers_bytes(store):
 
 def stored(folder, fill):
     """Return the bytes of the one file that an index, which `fill` filled, uploaded."""
-    tiered = large_store.java()["tiered"]
-    with IndexService.open(
-        root=folder / "root",
-        storage=f"file://{folder}/cold",
-        clock=ManualClock(sum(large_store.java()["store_ms_steps"])),
-        preset="rocketmq",
-        hash="abs",
-        slots=tiered["slots"],
-        items=tiered["items"],
-        offset_space="commitlog",
-        background=False,
-    ) as index:
+    tiered, clock = large_store.java()["tiered"], ManualClock(sum(large_store.java()["store_ms_steps"]))
+    where = {"root": folder / "root", "storage": f"file://{folder}/cold", "clock": clock, "background": False}
+    chosen = {"preset": "rocketmq", "hash": "abs", "offset_space": "commitlog"}
+    with IndexService.open(**where, **chosen, slots=tiered["slots"], items=tiered["items"]) as index:
         fill(index)
         index.flush()
         index.seal()

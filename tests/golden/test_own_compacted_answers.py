@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from tests.golden import codec, naive
 from tests.support.foreign_lookups import stored_ms
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, recognise
 from tiered_index.format.layout import NATIVE, ROCKETMQ
@@ -19,7 +20,7 @@ def preset(request):
     return request.param
 
 
-def test_queries_through_the_trailer(case, naive, codec, preset):
+def test_queries_through_the_trailer(case, preset):
     rows = case.wanted_rows
     if not rows:
         assert case.name == "empty"
@@ -28,7 +29,7 @@ def test_queries_through_the_trailer(case, naive, codec, preset):
     trailer = parse_trailer(data, case.name, len(data))
     item = preset.schema.item
     for query in case.queries:
-        wanted = naive.hash(query["topic"], query["key"])
+        wanted = naive.java_hash(query["topic"], query["key"])
         answer = []
         runs = trailer.directory.runs(wanted % case.meta["slots"], wanted, query["begin"] // 1000, query["end"] // 1000)
         for run in runs:
@@ -49,7 +50,7 @@ def test_queries_through_the_trailer(case, naive, codec, preset):
         assert len(runs) <= 1 or any(group["blocks"] for group in trailer.directory.groups)
 
 
-def test_verified_and_recognised(case, codec, preset):
+def test_verified_and_recognised(case, preset):
     if case.name == "empty":
         return
     data = codec.compacted(case.wanted_rows, preset, case.meta["slots"], case.begin_ms)
@@ -57,13 +58,13 @@ def test_verified_and_recognised(case, codec, preset):
     assert recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), case.name) == FileKind("compacted", preset, True)
 
 
-def test_native_fingerprints_are_the_keys(load_case, codec):
+def test_native_fingerprints_are_the_keys():
     """m5000_20000 has thousands of distinct keys: with their fingerprints stored, no two keys of one hash stay
     confusable.
     """
     from tiered_index.format.hashing import fingerprint, key_hash
 
-    case = load_case("m5000_20000")
+    case = naive.load("m5000_20000")
     data = codec.compacted(case.wanted_rows, NATIVE, case.meta["slots"], case.begin_ms)
     trailer = parse_trailer(data, case.name, len(data))
     items = np.frombuffer(data, NATIVE.schema.item, trailer.metadata.count, trailer.metadata.layout.items_position)

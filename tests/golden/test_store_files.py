@@ -22,6 +22,12 @@ from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import ENTRY_BYTES, list_queues, offsets_named
 
+# what Java calls a field of a message, and what we do
+NAMES = {"totalSize": "size", "bodyCrc": "body_crc", "queueId": "queue_id", "flag": "flag", "sysFlag": "sys_flag"}
+NAMES |= {"decQueueOffset": "queue_offset", "physicOffset": "physical_offset", "bornTimestamp": "born_ms"}
+NAMES |= {"storeTimestamp": "store_ms", "reconsumeTimes": "reconsume_times", "decMsgId": "offset_msg_id"}
+NAMES |= {"decPreparedTransactionOffset": "prepared_offset", "topic": "topic", "properties": "properties"}
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,25 +44,9 @@ def test_messages_field_for_field():
         start = wanted["offset"] // golden_store.SEGMENT_BYTES * golden_store.SEGMENT_BYTES
         segment = golden_store.segments()[start]
         message = decode_message(segment, wanted["offset"] - start, physical_offset=wanted["offset"])
-        found = {
-            "magic": f"0x{message.magic:X}",
-            "totalSize": message.size,
-            "bodyCrc": message.body_crc,
-            "queueId": message.queue_id,
-            "flag": message.flag,
-            "decQueueOffset": message.queue_offset,
-            "physicOffset": message.physical_offset,
-            "sysFlag": message.sys_flag,
-            "bornTimestamp": message.born_ms,
-            "storeTimestamp": message.store_ms,
-            "reconsumeTimes": message.reconsume_times,
-            "decPreparedTransactionOffset": message.prepared_offset,
-            "topic": message.topic,
-            "properties": message.properties,
-            "decMsgId": message.offset_msg_id,
-            "propertiesString": message.raw_properties.decode(),
-        }
-        assert found == {name: wanted[name] for name in found}
+        assert f"0x{message.magic:X}" == wanted["magic"]
+        assert message.raw_properties.decode() == wanted["propertiesString"]
+        assert {name: getattr(message, ours) for name, ours in NAMES.items()} == {name: wanted[name] for name in NAMES}
         assert message.born_host == golden_store.host(wanted["bornHost"])
         assert message.store_host == golden_store.host(wanted["storeHost"])
         assert message.raw_body == golden_store.body(wanted)
@@ -108,10 +98,9 @@ def test_consume_queues_hold_every_dispatched_message(store):
     for message in golden_store.expected():
         if not golden_store.hidden(message):
             dispatch = message["dispatch"]
-            wanted[message["topic"], message["queueId"]].append(
-                (message["offset"], dispatch["msgSize"], dispatch["tagsCode"])
-            )
-            assert dispatch["consumeQueueOffset"] == len(wanted[message["topic"], message["queueId"]]) - 1
+            queue = wanted[message["topic"], message["queueId"]]
+            assert dispatch["consumeQueueOffset"] == len(queue)
+            queue.append((message["offset"], dispatch["msgSize"], dispatch["tagsCode"]))
     queues = list_queues(store / "consumequeue")
     found = {}
     for queue in queues:
@@ -152,14 +141,11 @@ def test_classic_lookups_answer_as_the_broker_does(store):
     assert {file.geometry for file in index.files} == {golden_store.GEOMETRY}  # out of their contents
     queries = [json.loads(line) for line in golden_store.raw("index_queries.jsonl").splitlines()]
     for query in queries:
-        answer = classic_query(index, query["topic"], query["key"], query["maxNum"], query["begin"], query["end"])
-        assert answer == (query["phyOffsets"], query["indexLastUpdateTimestamp"], query["indexLastUpdatePhyoffset"]), (
-            query
-        )
-        assert (
-            find(index, query["topic"], query["key"], query["begin"], query["end"])[: len(answer.offsets)]
-            == answer.offsets
-        )
+        key, limits = (query["topic"], query["key"]), (query["begin"], query["end"])
+        answer = classic_query(index, *key, query["maxNum"], *limits)
+        names = ("phyOffsets", "indexLastUpdateTimestamp", "indexLastUpdatePhyoffset")
+        assert answer == tuple(query[name] for name in names), query
+        assert find(index, *key, *limits)[: len(answer.offsets)] == answer.offsets
     assert len(queries) == 260
     ended = [file for file in index.files if file.header.end_ms <= 1795157936593]
     assert ended[-1].file.endswith("20261120065856342")
