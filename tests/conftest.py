@@ -93,11 +93,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """Let boto3's usual chain find the server's credentials, and nothing of the machine's own set-up."""
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+    server.let_in(monkeypatch)
     return server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -17,3 +18,10 @@ def batch(count: int, **columns: Any) -> dict[str, Any]:
     }
     given = plain | columns
     return {name: [value] * count if isinstance(value, str | int) else value for name, value in given.items()}
+
+
+def columns_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Return rows of topic, queue, key, offset, size and time (ms) as columns."""
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    rows = list(rows)
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}

@@ -87,6 +87,8 @@ class Action:
     drip_s: float = 0.0
     # The endpoint processes the request. Then the connection is closed without a response.
     lose_answer: bool = False
+    # Called before the endpoint gets the request: a wait.
+    before: Callable[[], object] | None = None
     # Called after the endpoint's response was counted, and before it is sent: a wait, or a change.
     hold: Callable[[], object] | None = None
 
@@ -225,6 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = Request(self.command, self.path, self.headers, body)
         action = self.proxy.action(request)
+        if action.before is not None:
+            action.before()
         try:
             reply = self.proxy.ask(request, action)
         except (OSError, http.client.HTTPException) as error:

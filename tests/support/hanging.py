@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(met: Callable[[], bool]) -> None:
+def until(met: Callable[[], object], *, within_s: float = 60, every_s: float = 0.001) -> None:
     """Wait until something holds."""
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + within_s
     while not met():
         assert time.monotonic() < end_s
-        time.sleep(0.001)
+        time.sleep(every_s)
 
 
 def beside(act: Callable[[], Any]) -> Callable[[], Any]:
@@ -30,7 +30,7 @@ def beside(act: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def value() -> Any:
-        thread.join(30)
+        thread.join(120)
         assert found, "it hangs"
         return found[0]
 

@@ -16,11 +16,14 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from tests.support.child import Child
 from tiered_index.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    import pytest
 
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
@@ -66,6 +69,13 @@ class S3Server:
 
     environment: ClassVar[dict[str, str]] = CREDENTIALS
     endpoint_url: str
+
+    def let_in(self, patch: pytest.MonkeyPatch) -> None:
+        """Let boto3's usual chain find the server's credentials, and nothing of the machine's own set-up."""
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
+            patch.delenv(name, raising=False)
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
 
     def new_bucket(self, name: str | None = None) -> str:
         """Create a bucket, of a unique name where none is given, and return the name. Raises `StorageUnavailable`."""
