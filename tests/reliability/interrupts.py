@@ -34,26 +34,19 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import numpy as np
-
 from tests.reliability.tally import Tally, main
+from tests.reliability.world import QUESTIONS, World
+from tests.support.batches import columns_of
 from tests.support.disk_faults import FaultDisk
-from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 
-NOW_MS = 1_700_000_000_000
-KEYS = ("a", "b", "c")
-TOPICS = ("orders", "payments")
 HANG_S = 30.0
 # each line of a loop is interrupted this often
 _OFTEN = 2
@@ -147,148 +140,73 @@ class Striker:
             self.armed = False
 
 
-@dataclass
-class Life:
-    """One index and its entries.
+class Life(World):
+    """One index and its entries. `accepted` has the entries of puts that returned."""
 
-    `model` has the entries of all puts, `accepted` those of puts that returned, `durable` those that a flush confirmed.
-    """
-
-    folder: Path
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
-    model: ReferenceModel = field(default_factory=ReferenceModel)
-    accepted: list[Any] = field(default_factory=list)
-    durable: ReferenceModel = field(default_factory=ReferenceModel)
-    number: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
-    service: IndexService | None = None
-    disk: FaultDisk = field(default_factory=FaultDisk)
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder)
+        self.settings |= settings
+        self.disk = FaultDisk()
+        self.accepted: list[Any] = []
 
     def open(self) -> IndexService:
-        settings = {
-            "slots": 7,
-            "items": 12,
-            "local_keep_s": 0,
-            "background": False,
-            "query_threads": 2,
-            **self.settings,
-        }
-        return IndexService.open(
-            root=self.folder / "root",
-            storage_backend=self.storage,
-            clock=ManualClock(NOW_MS),
-            disk=self.disk,
-            **settings,
-        )
-
-    def message(self) -> tuple[Any, ...]:
-        self.number += 1
-        n = self.number
-        timestamp_ms = 5_000 if n % 10 == 0 else NOW_MS + n * 1000
-        return TOPICS[n % 2], n % 3, [KEYS[n % 3], KEYS[n % 2]], n, 10, timestamp_ms
+        return super().open(self.disk)
 
     def put(self, count: int = 1) -> None:
-        assert self.service is not None
         for _ in range(count):
-            message, before = self.message(), len(self.model.entries)
-            self.model.put(*message)
-            self.service.put(*message, source="log", source_position=self.number)
+            before = len(self.model.entries)
+            super().put(1)
             self.accepted += self.model.entries[before:]
 
     def put_batch(self) -> None:
-        assert self.service is not None
-        rows: list[tuple[Any, ...]] = []
-        before = len(self.model.entries)
-        for _ in range(3):
-            topic, queue_id, keys, offset, size, timestamp_ms = self.message()
-            self.model.put(topic, queue_id, keys, offset, size, timestamp_ms)
-            rows += [(topic, queue_id, key, offset, size, timestamp_ms) for key in keys]
-        names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-        columns = {name: np.array([row[at] for row in rows]) for at, name in enumerate(names)}
-        self.service.put_batch(columns, source="log", source_position=self.number)
+        before, messages = len(self.model.entries), [self.message() for _ in range(3)]
+        for message in messages:
+            self.model.put(*message)
+        rows = [(topic, queue_id, key, *more) for topic, queue_id, keys, *more in messages for key in keys]
+        self.service.put_batch(columns_of(rows), source="log", source_position=self.number)
         self.accepted += self.model.entries[before:]
 
-    def flush(self) -> None:
-        assert self.service is not None
-        self.service.flush()
-        self.durable.entries = list(self.accepted)
+    def failing_flush(self) -> None:
+        self.disk.fail("sync", times=4)
+        with contextlib.suppress(TieredIndexError):
+            self.flush()
+        self.disk.clear()
 
-    def seal(self) -> None:
-        assert self.service is not None
-        self.service.seal()
+    def confirm(self) -> None:
         self.durable.entries = list(self.accepted)
 
     def close(self) -> None:
-        assert self.service is not None
         self.service.close()
-        self.durable.entries = list(self.accepted)
+        self.confirm()
 
-    def check(self, index: IndexService | IndexReader) -> str:
-        """Return the first fault of the answers, or an empty text."""
-        for topic, key in itertools.product(TOPICS, KEYS):
-            result = index.query(topic, key, max_count=1000)
-            answers = [Answer.of(item) for item in result]
-            possible = self.model.query(topic, key, max_count=None)
-            if result.status != "complete" or answers != [answer for answer in possible if answer in set(answers)]:
-                return f"wrong: {topic} {key}: {answers}"
-            if gone := set(self.durable.query(topic, key, max_count=None)) - set(answers):
-                return f"lost: {topic} {key}: {gone}"
-        return ""
+    def reopen(self) -> None:
+        self.close()
+        self.service = None
+        self.open()
 
+    def archive(self) -> None:
+        self.service.archive("store", 0, 4096, lambda position, length: bytes(length), modified_ms=1)
 
-def _archive(life: Life) -> None:
-    assert life.service is not None
-    life.service.archive("store", 0, 4096, lambda position, length: bytes(length), modified_ms=1)
+    def query(self) -> None:
+        self.service.query("orders", "a", max_count=1000)
 
+    def query_many(self) -> None:
+        list(self.service.query_many([Lookup(topic=topic, key=key) for topic, key in QUESTIONS]))
 
-def _query(life: Life) -> None:
-    assert life.service is not None
-    life.service.query("orders", "a", max_count=1000)
+    def look(self) -> None:
+        it = self.service
+        it.health(), it.files(), it.durable_positions(), it.durable_position("log"), it.archived()
 
-
-def _query_many(life: Life) -> None:
-    assert life.service is not None
-    list(life.service.query_many([Lookup(topic="orders", key=key) for key in KEYS]))
+    def reader(self) -> None:
+        settings = {"query_threads": 2, "background": False}
+        with IndexReader.open(root=self.root, storage_backend=self.storage, **settings) as reader:
+            reader.refresh()
+            reader.query("orders", "a", max_count=1000)
 
 
-def _look(life: Life) -> None:
-    service = life.service
-    assert service is not None
-    service.health(), service.files(), service.durable_positions(), service.durable_position("log"), service.archived()
-
-
-def _reader(life: Life) -> None:
-    with IndexReader.open(
-        root=life.folder / "root", storage_backend=life.storage, query_threads=2, background=False
-    ) as reader:
-        reader.refresh()
-        reader.query("orders", "a", max_count=1000)
-
-
-def _open(life: Life) -> None:
-    life.close()
-    life.service = None
-    life.service = life.open()
-
-
-CALLS: dict[str, Callable[[Life], None]] = {
-    "put": Life.put,
-    "put_batch": Life.put_batch,
-    "flush": Life.flush,
-    "seal": Life.seal,
-    "close": Life.close,
-    "run_lifecycle": lambda life: life.service.run_lifecycle() and None,
-    "open": _open,
-    "abandon": lambda life: life.service.abandon(),
-    "archive": _archive,
-    "query": _query,
-    "query_many": _query_many,
-    "look": _look,
-    "reader": _reader,
-}
-WRITING = ("put", "put_batch", "flush", "seal", "close", "run_lifecycle", "open", "abandon", "archive")
-
-
+WRITING = ("put", "put_batch", "flush", "seal", "close", "run_lifecycle", "reopen", "abandon", "archive")
+CALLS = (*WRITING, "query", "query_many", "look", "reader")
+# the steps to each state
 STATES = {
     "empty": "",
     "buffered": "4",
@@ -299,25 +217,6 @@ STATES = {
     "uploaded": "9 seal run_lifecycle 3 flush",
     "failed": "2 flush 2 failing_flush",
 }
-"""The steps to each state. A number is a number of puts."""
-
-
-def reach(life: Life, state: str) -> None:
-    """Bring an index into a state."""
-    for step in STATES[state].split():
-        if step.isdigit():
-            life.put(int(step))
-        else:
-            (CALLS.get(step) or _fail_flush)(life)
-
-
-def _fail_flush(life: Life) -> None:
-    life.disk.fail("sync", times=4)
-    with contextlib.suppress(TieredIndexError):
-        life.flush()
-    life.disk.clear()
-
-
 WAYS = {
     # writing calls are interrupted at every line, also at those of `never_struck`
     "interrupt": (KeyboardInterrupt, False),
@@ -335,11 +234,11 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
         threading.settrace(striker.trace)
     try:
         with bounded():
-            life.service = life.open()
-            reach(life, state)
+            life.open()
+            life.do(STATES[state])
             try:
                 with striker.striking():
-                    CALLS[call](life)
+                    getattr(life, call)()
             except error:
                 pass
             striker.armed = False
@@ -350,7 +249,7 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
     except Hang:
         tally.fail("hangs", f"{where} at {striker.struck}")
     except AssertionError as wrong:
-        tally.fail("lost" if str(wrong).startswith("lost") else "wrong", f"{wrong}; {where} at {striker.struck}")
+        tally.fail(_kind(wrong), f"{wrong}; {where} at {striker.struck}")
     except BaseException as error:
         tally.fail("untyped", f"{type(error).__name__}: {error}; {where} at {striker.struck}")
         if isinstance(error, KeyboardInterrupt):
@@ -364,6 +263,10 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
     return striker.seen
 
 
+def _kind(wrong: AssertionError) -> str:
+    return "lost" if "are gone" in str(wrong) else "wrong"
+
+
 def _go_on(life: Life, call: str, *, told: bool) -> None:
     """Continue after an interrupt, close, and open again, with a check after each step.
 
@@ -372,35 +275,30 @@ def _go_on(life: Life, call: str, *, told: bool) -> None:
     if life.service is not None and not life.service._closed:
         before = life.service.durable_position("log") or 0
         life.put(2)
-        _checked(life, life.service)
+        life.check_answers()
         life.flush()
-        assert (life.service.durable_position("log") or 0) >= before, "wrong: a durable position went back"
-        assert life.service.health()["buffered_entries"] == 0, "wrong: entries are left in the buffer"
-        _checked(life, life.service)
+        assert (life.service.durable_position("log") or 0) >= before, "a durable position went back"
+        assert life.service.health()["buffered_entries"] == 0, "entries are left in the buffer"
+        life.check_answers()
         life.seal()
         life.service.run_lifecycle()
-        _checked(life, life.service)
+        life.check_answers()
     if life.service is not None and told and life.service._closed:
         life.service.close()  # the call's error reported the entries that could not be flushed
     elif life.service is not None and call != "abandon":
         life.close()
     elif life.service is not None:
         life.service.abandon()
-    life.service = life.open()
-    _checked(life, life.service)
+    life.open()
+    life.check_answers()
     life.accepted = list(life.durable.entries)  # entries that are not durable may be lost
     life.put(1)
     life.seal()
     life.service.run_lifecycle()
-    _checked(life, life.service)
+    life.check_answers()
     life.close()
     with IndexReader.open(storage_backend=life.storage, query_threads=2) as reader:
-        _checked(life, reader)
-
-
-def _checked(life: Life, index: IndexService | IndexReader) -> None:
-    if wrong := life.check(index):
-        raise AssertionError(wrong)
+        life.check_answers(reader.query)
 
 
 def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
@@ -415,7 +313,7 @@ def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
 
 
 def strike_lines(
-    folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS), share: int = 1
+    folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = CALLS, share: int = 1
 ) -> None:
     """Interrupt every `stride`-th line of `lines_to_strike`, for one in `share` of the combinations.
 
@@ -432,29 +330,14 @@ def strike_lines(
 def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> None:
     """Interrupt calls at random moments by `signals` real timer signals, while background workers run."""
     rng = random.Random(seed)
-    life = Life(
-        folder, settings={"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60}
-    )
+    life = Life(folder, background=True, flush_interval_s=0.003, lifecycle_interval_s=0.005, items=60)
     armed = False
 
     def ring(number: int, frame: FrameType | None) -> None:
         if armed:
             raise KeyboardInterrupt
 
-    names = [
-        "put",
-        "put",
-        "put",
-        "put_batch",
-        "flush",
-        "seal",
-        "run_lifecycle",
-        "query",
-        "query_many",
-        "look",
-        "close",
-        "open",
-    ]
+    names = ["put", "put", "put", "put_batch", "flush", "seal", "run_lifecycle", "query", "query_many", "look"]
     most = tally.tried["signals"] + signals
     before = signal.signal(signal.SIGALRM, ring)
     try:
@@ -462,13 +345,13 @@ def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> No
             if life.service is None or life.service._closed:
                 if life.service is not None:
                     life.close()
-                life.service = life.open()
-                _checked(life, life.service)
-            name = rng.choice(names if rng.random() < 0.2 else names[:-2])
+                life.open()
+                life.check_answers()
+            name = rng.choice([*names, "close", "reopen"] if rng.random() < 0.2 else names)
             signal.setitimer(signal.ITIMER_REAL, rng.choice((1e-5, 1e-4, 1e-3)) * (0.1 + rng.random()))
             armed = True
             try:
-                CALLS[name](life)
+                getattr(life, name)()
                 armed = False
             except KeyboardInterrupt:
                 armed = False
@@ -478,11 +361,11 @@ def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> No
                 life.close()
         if life.service is not None:
             life.close()
-        life.service = life.open()
-        _checked(life, life.service)
+        life.open()
+        life.check_answers()
         life.close()
     except AssertionError as wrong:
-        tally.fail("lost" if str(wrong).startswith("lost") else "wrong", f"{wrong}; signals, seed {seed}")
+        tally.fail(_kind(wrong), f"{wrong}; signals, seed {seed}")
     except Exception as error:  # noqa: BLE001 - every exception is a finding
         tally.fail("untyped", f"{type(error).__name__}: {error}; signals, seed {seed}")
     finally:

@@ -3,59 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tests.reliability.world import NOW_MS, World
+from tests.support.batches import columns_of
+from tests.support.log_records import open_log
 from tests.support.staging import Job, merge_all
 from tiered_index.retention import Retention
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.disk import Disk
-
-__all__ = ["LIVES", "Life"]
 
 Life = Iterator[Callable[[], object]]
 
 
 def writing(world: World, disk: Disk) -> Life:
     """Puts and flushes, files that become full, and files that are sealed before."""
-    for count in (3, 5, 1, 9, 2):
-        yield lambda count=count: world.put(count)  # type: ignore[misc]
-        yield world.flush
-    yield lambda: world.put(4)
-    yield world.seal
-    yield world.seal
-    yield lambda: world.put(2)
-    yield world.flush
-    yield lambda: positions_only(world)
-    yield world.flush
+    yield from world.steps("3 flush 5 flush 1 flush 9 flush 2 flush 4 seal seal 2 flush")
+    yield from world.steps("positions flush", positions=lambda: positions_only(world))
 
 
 def positions_only(world: World) -> None:
     """Positions of a source without entries, as for messages without a key."""
-    assert world.service is not None
     world.number += 1
-    columns = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
-    world.service.put_batch(columns, source="log", source_position=world.number)
+    world.service.put_batch(columns_of([]), source="log", source_position=world.number)
     world.position = world.number
 
 
 def quarantine(world: World, disk: Disk) -> Life:
     """Every other message has an implausible time."""
     world.wild = 2
-    for count in (4, 9, 6):
-        yield lambda count=count: world.put(count)  # type: ignore[misc]
-        yield world.flush
-    yield world.seal
-    yield world.run_lifecycle
+    yield from world.steps("4 flush 9 flush 6 flush seal run_lifecycle")
     world.wild = 1
-    yield lambda: world.put(3)
-    yield world.flush
+    yield from world.steps("3 flush")
     world.wild = 2
-    yield lambda: world.put(5)
-    yield world.flush
+    yield from world.steps("5 flush")
 
 
 def lifecycle(world: World, disk: Disk) -> Life:
@@ -66,16 +50,9 @@ def lifecycle(world: World, disk: Disk) -> Life:
 def keeping(world: World, disk: Disk) -> Life:
     """Local copies of uploaded files are kept for a time, and retired later."""
     world.settings["local_keep_s"] = 50
-    yield lambda: world.put(7)
-    yield world.seal
-    yield world.run_lifecycle
-    yield lambda: world.put(7)
-    yield world.seal
-    yield world.run_lifecycle
+    yield from world.steps("7 seal run_lifecycle 7 seal run_lifecycle")
     yield lambda: world.clock.advance(100)
-    yield lambda: world.put(2)
-    yield world.flush
-    yield world.run_lifecycle
+    yield from world.steps("2 flush run_lifecycle")
 
 
 def reopening(world: World, disk: Disk) -> Life:
@@ -92,55 +69,24 @@ def reopening(world: World, disk: Disk) -> Life:
         world.check()
         world.settle()  # after a failed flush, a kill loses the entries of that flush
 
-    yield lambda: world.put(8)
-    yield world.flush
-    yield lambda: again(kill=True)
-    yield lambda: world.put(1)
-    yield world.flush
-    yield lambda: again(kill=False)
-    yield lambda: world.put(7)
-    yield world.seal
-    yield lambda: again(kill=True)
-    yield world.run_lifecycle
-    yield lambda: world.put(3)
-    yield world.flush
-    yield lambda: again(kill=False)
+    ways = {"kill": partial(again, kill=True), "close": partial(again, kill=False)}
+    yield from world.steps("8 flush kill 1 flush close 7 seal kill run_lifecycle 3 flush close", **ways)
 
 
 def merging(world: World, disk: Disk) -> Life:
     """Uploaded files are merged while the writer continues."""
     world.settings["refresh_interval_s"] = 0
-    for _ in range(2):
-        yield lambda: world.put(7)
-        yield world.seal
-        yield world.run_lifecycle
-    yield lambda: world.put(7)
-    yield world.seal
-    yield lambda: merge_all(world.storage, world.clock)
-    yield world.run_lifecycle
-    yield lambda: merge_all(world.storage, world.clock)
-    yield lambda: world.put(2)
-    yield world.flush
-    yield world.run_lifecycle
+    script = "7 seal run_lifecycle 7 seal run_lifecycle 7 seal merge run_lifecycle merge 2 flush run_lifecycle"
+    yield from world.steps(script, merge=lambda: merge_all(world.storage, world.clock))
 
 
 def staging(world: World, disk: Disk) -> Life:
     """Sealed files are staged, and compacted and merged by jobs."""
     world.settings |= {"compaction": "spark", "refresh_interval_s": 0, "compact_timeout_s": 600}
-    yield lambda: world.put(7)
-    yield world.seal
-    yield world.run_lifecycle
-    yield lambda: Job(world.storage, world.clock).run()
-    yield lambda: world.put(7)
-    yield world.seal
-    yield world.run_lifecycle
-    yield lambda: Job(world.storage, world.clock).run()
-    yield lambda: merge_all(world.storage, world.clock)
-    yield world.run_lifecycle
-    yield world.run_lifecycle
-    yield lambda: world.put(3)
-    yield world.seal
-    yield world.run_lifecycle
+    jobs = {"job": lambda: Job(world.storage, world.clock).run()}
+    jobs["merge"] = lambda: merge_all(world.storage, world.clock)
+    script = "7 seal run_lifecycle job 7 seal run_lifecycle job merge run_lifecycle run_lifecycle 3 seal run_lifecycle"
+    yield from world.steps(script, **jobs)
     yield lambda: world.clock.advance(700)
     yield world.run_lifecycle
 
@@ -149,47 +95,32 @@ def archiving(world: World, disk: Disk) -> Life:
     """Segments of the source's log are archived during writes."""
 
     def archive(number: int) -> None:
-        assert world.service is not None
         data = bytes([number]) * 3000
         world.service.archive("log", number * 3000, len(data), lambda at, length: data[at : at + length])
 
-    yield lambda: world.put(5)
-    yield lambda: archive(0)
-    yield world.seal
-    yield lambda: archive(1)
-    yield world.run_lifecycle
-    yield lambda: archive(1)
-    yield lambda: world.put(2)
-    yield world.flush
+    archives = {"archive_0": lambda: archive(0), "archive_1": lambda: archive(1)}
+    yield from world.steps("5 archive_0 seal archive_1 run_lifecycle archive_1 2 flush", **archives)
 
 
 def sweeping(world: World, disk: Disk) -> Life:
     """Old orphans are deleted while the writer continues."""
 
     def sweep() -> None:
-        log = StorageLog(world.storage, world.clock)
-        log.open()
+        log = open_log(world.storage, world.clock)
         delete_orphans(world.storage, find_orphans(world.storage, log, older_than_s=3600))
 
-    yield lambda: world.put(7)
-    yield world.seal
-    yield world.run_lifecycle
-    yield lambda: world.storage.put("data/170000000000000-0123456789ab/left.index", b"of a crash")
-    yield lambda: merge_all(world.storage, world.clock)
-    yield lambda: world.clock.advance(90_000)
-    yield lambda: world.put(7)
-    yield world.seal
-    yield sweep
-    yield world.run_lifecycle
-    yield sweep
-    yield lambda: world.put(1)
-    yield world.flush
+    def leave() -> None:
+        world.storage.put("data/170000000000000-0123456789ab/left.index", b"of a crash")
+
+    acts = {"leave": leave, "sweep": sweep, "merge": lambda: merge_all(world.storage, world.clock)}
+    acts["wait"] = lambda: world.clock.advance(90_000)
+    script = "7 seal run_lifecycle leave merge wait 7 seal sweep run_lifecycle sweep 1 flush"
+    yield from world.steps(script, **acts)
 
 
 def merge_seconds(world: World) -> None:
     """Merge into tables of four seconds each."""
-    log = StorageLog(world.storage, world.clock)
-    log.open()
+    log = open_log(world.storage, world.clock)
     merge(world.storage, log, world.clock, MergeOptions(window_s=4, min_age_s=0), threads=1)
 
 
@@ -197,30 +128,16 @@ def expiring(world: World, disk: Disk) -> Life:
     """Entries expire by the writer's rule and by a job, in whole files and at merges. Removed objects are deleted."""
 
     def job() -> None:
-        log = StorageLog(world.storage, world.clock)
-        log.open()
+        log = open_log(world.storage, world.clock)
         record_expiry(log, world.rule, world.clock)
         sweep(world.storage, log, world.rule, delete=True)
 
     world.rule = Retention(age_s=30, topics={"pay*": 12})
     world.settings |= {"refresh_interval_s": 0, "retention": world.rule}
-    for later_s in (32, 4):
-        yield lambda: world.put(7)
-        yield world.seal
-        yield world.run_lifecycle
-        yield lambda later_s=later_s: world.clock.advance(later_s)  # type: ignore[misc]
-    yield job
-    yield world.run_lifecycle
-    yield lambda: world.put(7)
-    yield world.seal
-    yield lambda: merge_seconds(world)
-    yield world.run_lifecycle
-    yield lambda: world.clock.advance(90_000)
-    yield job
-    yield lambda: world.put(3)
-    yield world.seal
-    yield world.run_lifecycle
-    yield world.run_lifecycle
+    acts = {f"wait_{seconds}": partial(world.clock.advance, seconds) for seconds in (32, 4, 90_000)}
+    acts |= {"job": job, "merge": lambda: merge_seconds(world)}
+    script = "7 seal run_lifecycle wait_32 7 seal run_lifecycle wait_4 job run_lifecycle 7 seal merge run_lifecycle"
+    yield from world.steps(f"{script} wait_90000 job 3 seal run_lifecycle run_lifecycle", **acts)
 
 
 def erasing(world: World, disk: Disk) -> Life:
@@ -228,33 +145,17 @@ def erasing(world: World, disk: Disk) -> Life:
 
     def job(request: EraseRequest, *, now: bool) -> None:
         world.erasures.append(request)
-        log = StorageLog(world.storage, world.clock)
-        log.open()
+        log = open_log(world.storage, world.clock)
         erase(world.storage, log, request, world.clock, yes=True, now=now, grace_s=0, threads=1)
 
     world.settings["refresh_interval_s"] = 0
-    for _ in range(2):
-        yield lambda: world.put(7)
-        yield world.seal
-        yield world.run_lifecycle
-    yield lambda: world.put(4)
-    yield lambda: job(EraseRequest("orders", ("a",), before_ms=NOW_MS + 16_000), now=False)
-    yield world.run_lifecycle
-    yield world.seal
-    yield world.run_lifecycle
-    yield lambda: world.clock.advance(12)
-    yield lambda: merge_seconds(world)
-    yield lambda: job(EraseRequest("payments", queue_id=1, before_ms=NOW_MS + 10_000), now=True)
-    yield world.run_lifecycle
-    yield lambda: world.put(3)
-    yield world.seal
-    yield world.run_lifecycle
+    key = EraseRequest("orders", ("a",), before_ms=NOW_MS + 16_000)
+    queue = EraseRequest("payments", queue_id=1, before_ms=NOW_MS + 10_000)
+    acts = {"hide": partial(job, key, now=False), "erase": partial(job, queue, now=True)}
+    acts |= {"wait": partial(world.clock.advance, 12), "merge": lambda: merge_seconds(world)}
+    script = "7 seal run_lifecycle 7 seal run_lifecycle 4 hide run_lifecycle seal run_lifecycle"
+    yield from world.steps(f"{script} wait merge erase run_lifecycle 3 seal run_lifecycle", **acts)
 
 
-LIVES: dict[str, Callable[[World, Disk], Life]] = {
-    life.__name__: life
-    for life in (
-        *(writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping, expiring),
-        erasing,
-    )
-}
+_LIVES = (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping, expiring, erasing)
+LIVES: dict[str, Callable[[World, Disk], Life]] = {life.__name__: life for life in _LIVES}

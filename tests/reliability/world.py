@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.model import Answer, ReferenceModel
-from tiered_index import IndexService, QueryResult
+from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.retention import Expired, Retention
@@ -17,8 +19,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.memory import MemoryStorage
-
-__all__ = ["KEYS", "NOW_MS", "QUESTIONS", "World"]
 
 NOW_MS = 1_700_000_000_000
 KEYS = ("a", "b", "c", "ключ")
@@ -39,13 +39,8 @@ class World:
         self.durable = ReferenceModel()
         self.service: IndexService | None = None
         self.unsettled = False
-        self.settings: dict[str, object] = {
-            "slots": 7,
-            "items": 12,
-            "local_keep_s": 0,
-            "background": False,
-            "query_threads": 2,
-        }
+        self.settings: dict[str, object] = {"slots": 7, "items": 12, "local_keep_s": 0}
+        self.settings |= {"background": False, "query_threads": 2}
         self.number = 0
         self.wild = 10
         """One message in so many has an implausible time."""
@@ -58,46 +53,42 @@ class World:
         """Entries may have been erased by these requests. Log and answers show whether they were."""
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
-        chosen = {"root": self.root, **self.settings, **settings}
+        where = {"root": self.root, "storage_backend": storage or self.storage, "disk": disk or FaultDisk()}
         self.unsettled = True  # the losses of an earlier service are not known yet
-        self.service = IndexService.open(
-            storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen
-        )
+        self.service = IndexService.open(clock=self.clock, **where, **(self.settings | settings))
         return self.service
 
     def put(self, count: int) -> None:
         """Put `count` messages of one or two keys each. One in `wild` has an implausible time."""
-        assert self.service is not None
         for _ in range(count):
-            self.number += 1
-            number = self.number
-            keys = [KEYS[number % 4], KEYS[number % 3]]
-            timestamp_ms = 5_000 if number % self.wild == 0 else NOW_MS + number * 1000
-            message = ("orders" if number % 2 else "payments", number % 3, keys, number, 10, timestamp_ms)
-            before = len(self.model.entries)
+            message, before = self.message(), len(self.model.entries)
             self.model.put(*message)  # first, because a concurrent lookup may find it during the call
             try:
-                self.service.put(*message, source="log", source_position=number)
+                self.service.put(*message, source="log", source_position=self.number)
             except TieredIndexError:
                 del self.model.entries[before:]
                 raise
-            self.position = number
+            self.position = self.number
+
+    def message(self) -> tuple[Any, ...]:
+        self.number += 1
+        number = self.number
+        keys = [KEYS[number % 4], KEYS[number % 3]]
+        timestamp_ms = 5_000 if number % self.wild == 0 else NOW_MS + number * 1000
+        return "orders" if number % 2 else "payments", number % 3, keys, number, 10, timestamp_ms
 
     def flush(self) -> None:
-        assert self.service is not None
         self.service.flush()
         self.confirm()
 
     def seal(self) -> None:
-        assert self.service is not None
         self.service.seal()
         self.confirm()
 
     def run_lifecycle(self) -> None:
-        assert self.service is not None
         self.service.run_lifecycle()
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int = 0) -> None:
         """Put `count` messages, and upload all entries."""
         self.put(count)
         self.seal()
@@ -108,24 +99,20 @@ class World:
         self.durable.entries = list(self.model.entries)
         self.durable_position = self.position or None
 
+    def steps(self, script: str, **more: Callable[[], object]) -> Iterator[Callable[[], object]]:
+        """Yield the steps of a script. A number is a number of puts. A word names a method, or one of `more`."""
+        for word in script.split():
+            yield partial(self.put, int(word)) if word.isdigit() else more.get(word) or getattr(self, word)
+
+    def do(self, script: str) -> None:
+        """Take the steps of a script."""
+        for step in self.steps(script):
+            step()
+
     def script(self) -> Iterator[Callable[[], object]]:
         """Yield the steps of the scenario."""
-        yield lambda: self.put(5)
-        yield self.flush
-        yield lambda: self.put(8)
-        yield self.flush
-        yield self.run_lifecycle
-        yield lambda: self.put(3)
-        yield self.seal
-        yield self.run_lifecycle
-        yield self.run_lifecycle
-        yield lambda: self.put(4)
-        yield self.flush
-        yield lambda: self.put(1)
-        yield self.seal
-        yield lambda: self.put(2)
-        yield self.flush
-        yield self.run_lifecycle
+        yield from self.steps("5 flush 8 flush run_lifecycle 3 seal run_lifecycle run_lifecycle")
+        yield from self.steps("4 flush 1 seal 2 flush run_lifecycle")
 
     def abandon(self) -> None:
         """Abandon the service, as if its process was killed."""
@@ -134,14 +121,38 @@ class World:
                 self.service.abandon()
             self.service = None
 
+    def come_back(self, disk: Disk | None = None) -> None:
+        """Go on as a process does whose predecessor was killed."""
+        self.abandon()
+        self.open(disk)
+        self.check()
+
+    def heal(self) -> None:
+        """Bring everything into the storage. Check that it is all there, each entry once, and nothing else."""
+        self.flush()
+        self.publish()
+        self.run_lifecycle()
+        self.check()
+        self.check_stored()
+        state, health = self.service.log_state, self.service.health()
+        assert health["problems"] == []
+        assert not {"unsealed", "compacted"} & set(health["files"])
+        assert self.service.durable_position("log") == self.position
+        assert state.positions == {"log": self.position}
+        assert sum(stored.count for stored in state.objects.values()) == len(self.model.entries)
+        assert {info.name for info in self.storage.list("data/")} == set(state.objects)
+        assert list(self.storage.list_uploads()) == []
+
+    def check_stored(self) -> None:
+        """Check the answers of a reader of the storage alone."""
+        with IndexReader.open(storage_backend=self.storage, clock=self.clock) as reader:
+            self.check(reader.query)
+
     def answers(self, ask: Callable[..., QueryResult] | None = None) -> dict[tuple[str, str], list[Answer]]:
         """Return all answers by (topic, key), each complete."""
-        if ask is None:
-            assert self.service is not None
-            ask = self.service.query
         found = {}
         for question in QUESTIONS:
-            result = ask(*question, max_count=1000)
+            result = (ask or self.service.query)(*question, max_count=1000)
             assert result.status == "complete"
             found[question] = [Answer.of(item) for item in result]
             self.expired[question] = expired_ms = result.expired_before_ms or 0
@@ -151,7 +162,6 @@ class World:
 
     def check(self, ask: Callable[..., QueryResult] | None = None) -> None:
         """Check that each durable entry is found once, only entries of puts are found, and positions are right."""
-        assert self.service is not None
         found = self.check_answers(ask)
         position = self.service.durable_position("log")
         promised = ReferenceModel()
@@ -171,7 +181,7 @@ class World:
             answers = found[question]
             assert len(answers) == len(set(answers))
             possible = self.model.query(*question, max_count=None)
-            assert answers == [answer for answer in possible if answer in set(answers)]
+            assert answers == [answer for answer in possible if answer in set(answers)], f"{question}: {answers}"
             lost = self._kept(question, self.durable) - set(answers)
             assert not lost, f"durable entries of {question} are gone: {lost}"
         return found
@@ -208,7 +218,6 @@ class World:
         found = {question: {(a.queue_id, a.offset) for a in answers} for question, answers in self.answers().items()}
         self.model.entries = [e for e in self.model.entries if (e.queue_id, e.offset) in found[e.topic, e.key]]
         self.durable.entries = list(self.model.entries)
-        assert self.service is not None
         self.position = self.service.durable_position("log") or 0
         self.unsettled = False
 
