@@ -1,4 +1,4 @@
-"""Run the campaigns and write their counts and failures into docs/reliability.md.
+"""Run the campaigns and write their counts and failures into docs/reliability.md, whose text stays as it is.
 
 The tally of each campaign is kept in build/reliability. So the page may have runs of different times: each row has its
 commit.
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -39,89 +39,6 @@ QUICK = {
     "mutations": ["--count", "60000", "--every", "1000"],
     "chaos": ["--minutes", "1"],
 }
-INTRO = """# Reliability
-
-This page helps you judge the engine's safety. It has the results of campaigns that try to break the
-[guarantees](../README.md#guarantees). `make reliability-report` runs all campaigns of the table again (some hours), and
-writes their part of this page. You can also run one campaign alone, so the table may have several commits. `make test`
-runs a small part of each campaign. `make mutants` checks the tests themselves: it puts defects into copies of the code,
-and each defect must turn a test red. Each past defect has a test in `tests/regressions`. The [soak](#soak) is a
-benchmark. [Kafka](kafka.md#tests) has a campaign of its own.
-
-After damage or a loss, see [Repair](restore.md#repair), [lost objects](restore.md#what-the-storage-lost), [restored
-roots](restore.md#a-root-from-a-backup) and [errors of the storage](troubleshooting.md#storageunavailable).
-
-The evidence has these limits:
-
-- All campaigns run on one machine, with Linux.
-- Power cuts are simulated.
-- Chaos uses a real S3 server. The other campaigns use a storage in memory or in local files. No campaign used a cloud
-  provider's storage.
-
-The table shows the commit that each campaign tested, its duration, and the failures that it found. There are four kinds
-of failures:
-
-- *Durable entries lost*: an entry is missing, although a flush or the [durable
-  position](glossary.md#stored-data) confirmed it.
-- *Wrong answers*: an answer differs from the *model*. The model is the list of entries that the test has put. A
-  `complete` answer that lacks entries is wrong, too. *Mutations* [does not check this](#mutations).
-- *Untyped errors*: a call fails with an exception that is not in `tiered_index/errors.py`.
-- *Hangs*: a call does not return in time.
-"""
-SAID = {
-    "crashes": "The campaign kills the process or simulates a power cut before each call to disk or storage, and "
-    "within each write. A power cut loses, keeps, tears or reorders unsynced bytes. Then the campaign opens the "
-    "index, compares it with the model, and continues to write.\n"
-    "\n"
-    "In further runs one call fails (*fault*), or two to eight calls fail (*burst*). A crash follows. In a *double "
-    "crash*, a second crash interrupts the recovery. The campaign tries all crashes that are not double. It tries "
-    "10 % of the faults and 3 % of the bursts. Of the double crashes it tries a random sample.\n"
-    "\n"
-    "A *crash state* is the index after one crash or a double crash. The table counts each crash state twice: "
-    "once *by cause* and once *by scenario*. A scenario is a script that uses one part of an index. For example, "
-    "*merging* merges files while a writer continues.",
-    "interrupts": "The campaign brings an index into one of eight states, and raises an exception at one line of a "
-    "public call. Then it uses, closes and reopens the index. It tries every Python line of every call in every "
-    "state. A line in a loop is tried at most twice. The rows count the interrupted lines:\n"
-    "\n"
-    "- *interrupt*: a `KeyboardInterrupt` in the caller's thread\n"
-    "- *memory*: a `MemoryError` in the caller's thread\n"
-    "- *engine*: a `MemoryError` in a thread of the engine\n"
-    "\n"
-    "In the row *signals* a timer interrupts the call at a random moment. Background workers run meanwhile.",
-    "simulation": "A seed determines a whole run: the order of the threads and all faults. One thread runs at a time. "
-    "The threads are writers on two hosts, readers, the life cycle and merges. Clocks jump, processes are killed, "
-    "and calls to disk and storage fail. To repeat a run, pass its seed (`--seed 4711`).",
-    "mutations": "The campaign changes bytes of one stored file. In nine of ten changes it also corrects the "
-    "checksums, so they match. Then it decodes the file. *End to end* counts the changes after which the campaign also "
-    "ran a whole call or command. Each other row counts the changes to one format:\n"
-    "\n"
-    "- The rows from *commit log* down to *bare files* count files of RocketMQ. Bare files are RocketMQ's index files "
-    "without a trailer.\n"
-    "- *marker* is `tiered_index.json` in the root.\n"
-    "- *upload leftovers* are the files of an unfinished upload.\n"
-    "- *database rows* are the objects of a `sqlite://` storage.\n"
-    "\n"
-    "In this campaign an answer is wrong if it has an entry that nobody put under its topic and key. A write or "
-    "deletion outside the index also counts as a wrong answer. The campaign does not check that an answer has all "
-    "entries: if checksums match, a reader can't know that an entry is missing.",
-    "chaos": "Real processes write, read and merge on a real S3 server (Ceph's gateway). The campaign compares each "
-    "answer with the entries that were put. Meanwhile it disturbs the processes and the server:\n"
-    "\n"
-    "- It kills, ends or stops a process (SIGKILL, SIGTERM, SIGSTOP).\n"
-    "- It breaks the server (rows *server*).\n"
-    "- It disturbs requests for some seconds. The rows *network* count these periods, and *disturbed requests* counts "
-    "the requests.\n"
-    "\n"
-    "*No response* leaves the connection open without a response. *Lost* requests and responses end with a closed "
-    "connection. After *lost responses* and *no response after the work*, the server has done the work.\n"
-    "\n"
-    "In a *session* a process opens the index, uses it, and closes it. The row *sessions of writers* counts only those "
-    "that opened the index. The row *typed errors of a session* counts the failed sessions of all processes, also "
-    "those that could not open it. A new writer that takes over begins an *epoch*, and *fences* the earlier writer. "
-    "A *sweep* deletes orphans. Typed errors and partial answers are not failures: a call may fail while the server is "
-    "broken.",
-}
 
 
 def main() -> int:
@@ -138,15 +55,11 @@ def main() -> int:
         parser.error(f"no campaign is called {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
     for name in wanted:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        (KEPT / f"{name}.json").write_text(
-            json.dumps(_run(name, (QUICK if options.quick else CAMPAIGNS)[name]), indent=1)
-        )
-    tallies = {
-        name: json.loads((KEPT / f"{name}.json").read_text()) for name in CAMPAIGNS if (KEPT / f"{name}.json").exists()
-    }
-    # the soak is a benchmark: its section stays as it is
-    _, head, soak = PAGE.read_text().partition("\n## soak\n")
-    PAGE.write_text(page(tallies) + head + soak)
+        tally = _run(name, (QUICK if options.quick else CAMPAIGNS)[name])
+        (KEPT / f"{name}.json").write_text(json.dumps(tally, indent=1))
+    kept = {name: KEPT / f"{name}.json" for name in CAMPAIGNS}
+    tallies = {name: json.loads(path.read_text()) for name, path in kept.items() if path.exists()}
+    PAGE.write_text(page(PAGE.read_text(), tallies))
     return 1 if any(tally["failures"] for tally in tallies.values()) else 0
 
 
@@ -156,46 +69,28 @@ def _run(name: str, arguments: list[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "tests.real_s3.server", "run", "--", *command]
     done = subprocess.run(command, cwd=TOP, stdout=subprocess.PIPE, text=True, check=False)
     tally: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=TOP, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return tally | {"commit": commit.stdout.strip()}
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    return tally | {"commit": subprocess.check_output(head, cwd=TOP, text=True).strip()}
 
 
-def page(tallies: dict[str, dict[str, Any]]) -> str:
-    """Return the page's text."""
-    lines = [
-        INTRO,
-        "| campaign | commit | minutes | " + " | ".join(_KINDS[kind] for kind in Tally.KINDS) + " |",
-        "|---|---|---|" + "---|" * len(Tally.KINDS),
-    ]
+def page(text: str, tallies: dict[str, dict[str, Any]]) -> str:
+    """Return the page with the figures of tallies."""
     for name, tally in tallies.items():
         found = [f"{tally['found'].get(kind, 0):,}" for kind in Tally.KINDS]
-        lines.append(
-            f"| [{name}](#{name}) | {tally['commit']} | {tally['seconds'] / 60:.0f} | " + " | ".join(found) + " |"
-        )
-    for name, tally in tallies.items():
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            "\n".join(_filled(line) for line in SAID[name].split("\n")),
-            "",
-            f"`{tally['command']}`",
-            "",
-            "| tried | |",
-            "|---|---:|",
-        ]
-        lines += [f"| {what} | {count:,} |" for what, count in tally["tried"].items()]
-    return "\n".join(lines) + "\n"
+        cells = (f"[{name}](#{name})", tally["commit"], f"{tally['seconds'] / 60:.0f}", *found)
+        tried = "".join(f"| {what} | {count:,} |\n" for what, count in tally["tried"].items())
+        figures = f"`{tally['command']}`\n\n| tried | |\n|---|---:|\n{tried}"
+        text = _replaced(text, rf"^\| \[{name}\].*", f"| {' | '.join(cells)} |")
+        section = rf"(?<=^## {name}\n)((?:.*\n)*?)^`python .*\n\n\| tried.*\n(?:\|.*\n)*"
+        text = _replaced(text, section, rf"\g<1>{figures}")
+    return text
 
 
-def _filled(line: str) -> str:
-    indent = "  " if line.startswith("- ") else ""
-    return textwrap.fill(line, 120, break_on_hyphens=False, subsequent_indent=indent)
+def _replaced(text: str, pattern: str, new: str) -> str:
+    made, times = re.subn(pattern, new, text, count=1, flags=re.MULTILINE)
+    assert times == 1, f"{PAGE} lacks {pattern}"
+    return made
 
-
-_KINDS = {"lost": "durable entries lost", "wrong": "wrong answers", "untyped": "untyped errors", "hangs": "hangs"}
 
 if __name__ == "__main__":
     sys.exit(main())
