@@ -49,6 +49,7 @@ from tests.reliability.tally import Tally
 from tests.reliability.tally import main as tally_main
 from tests.storage.scripted_server import error as s3_error
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy
+from tests.support.processes import without_settings
 from tiered_index.errors import TieredIndexError
 from tiered_index.storage.opening import open_storage
 
@@ -59,26 +60,12 @@ _LOOK_S = 0.05
 _PATIENCE_S = 60.0
 _TRIES = 5
 _SERVER = (
-    "kill all",
-    "kill all",
-    "restart",
-    "kill the gateway",
-    "kill the disk's process",
-    "stop the gateway",
-    "stop the disk's process",
-    "fill the disk",
-    "use up the quota",
+    *("kill all", "kill all", "restart", "kill the gateway", "kill the disk's process"),
+    *("stop the gateway", "stop the disk's process", "fill the disk", "use up the quota"),
 )
 _NETWORK = (
-    "latency",
-    "resets",
-    "responses cut short",
-    "lost requests",
-    "lost responses",
-    "503",
-    "no response",
-    "no response after the work",
-    "slow responses",
+    *("latency", "resets", "responses cut short", "lost requests", "lost responses"),
+    *("503", "no response", "no response after the work", "slow responses"),
 )
 Timeline = Generator[float, None, None]
 """Yields the seconds to wait before the next event. When it is closed, it ends its faults."""
@@ -99,13 +86,8 @@ class Campaign:
     """One run of the campaign. It counts in `tally`."""
 
     def __init__(self, seconds: float, seed: int, endpoint_url: str, cluster: Cluster | None, folder: Path) -> None:
-        self.seconds, self.seed, self.endpoint_url, self.cluster, self.folder = (
-            seconds,
-            seed,
-            endpoint_url,
-            cluster,
-            folder,
-        )
+        self.seconds, self.seed, self.folder = seconds, seed, folder
+        self.endpoint_url, self.cluster = endpoint_url, cluster
         self.tally = Tally("chaos")
         self.bucket = f"tiered-index-chaos-{uuid.uuid4().hex[:12]}"
         self.proxies: list[CountingProxy] = []
@@ -256,23 +238,14 @@ class Campaign:
 
     def _start(self, name: str) -> None:
         self.starts += 1
-        place = Place(
-            str(self.folder), self.uri(CREW[name]), name, self._random(f"{name} {self.starts}").randrange(1 << 30)
-        )
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.reliability.chaos_crew",
-            name.partition("-")[0],
-            str(os.getpid()),
-            json.dumps(asdict(place)),
-        ]
+        seed = self._random(f"{name} {self.starts}").randrange(1 << 30)
+        place = json.dumps(asdict(Place(str(self.folder), self.uri(CREW[name]), name, seed)))
+        role, crew = name.partition("-")[0], "tests.reliability.chaos_crew"
+        command = [sys.executable, "-m", crew, role, str(os.getpid()), place]
         with self._stderr(name).open("ab") as log:
             # in its own session, so that an interrupt from the keyboard reaches only the campaign
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(command, env=without_settings(), start_new_session=True, **pipes)
         self.crew[name].process, self.crew[name].told = process, False
 
     def _reap(self, name: str) -> None:
@@ -462,9 +435,8 @@ def run(options: argparse.Namespace) -> Tally:
     cluster = Cluster(install(), Path(state)) if state and not options.endpoint else None
     folder = tempfile.mkdtemp(prefix="tiered-index-chaos-")
     print(f"seed {options.seed}, {options.minutes} minutes, files in {folder}", file=sys.stderr, flush=True)
-    campaign = Campaign(
-        options.minutes * 60, options.seed, options.endpoint or os.environ[ENDPOINT_VARIABLE], cluster, Path(folder)
-    )
+    endpoint_url = options.endpoint or os.environ[ENDPOINT_VARIABLE]
+    campaign = Campaign(options.minutes * 60, options.seed, endpoint_url, cluster, Path(folder))
     campaign.run()
     campaign.tally.tried = Counter(dict(sorted(campaign.tally.tried.items())))
     if not campaign.tally.failures:
@@ -481,21 +453,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background programs ignore it
-    if not os.environ.get(ENDPOINT_VARIABLE) and not any(
-        word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]
-    ):
-        os.execv(
-            sys.executable,
-            [
-                sys.executable,
-                "-m",
-                "tests.real_s3.server",
-                "run",
-                "--",
-                sys.executable,
-                "-m",
-                "tests.reliability.chaos",
-                *sys.argv[1:],
-            ],
-        )
+    has_endpoint = any(word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:])
+    if not os.environ.get(ENDPOINT_VARIABLE) and not has_endpoint:
+        again = [sys.executable, "-m", "tests.reliability.chaos", *sys.argv[1:]]
+        os.execv(sys.executable, [sys.executable, "-m", "tests.real_s3.server", "run", "--", *again])
     sys.exit(tally_main(__doc__ or "", run, add_arguments))

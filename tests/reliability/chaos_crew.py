@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tests.reliability.chaos_oracle import KEYS, QUEUES, Declared, Gone, Journal, Notes, batch, problem_with, seconds
+from tests.support.log_records import open_log
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.clock import SystemClock
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, TieredIndexError, WriterFenced
@@ -119,17 +120,11 @@ class Writer(Member):
 
     def session(self) -> None:
         self.declared.look()
-        index = IndexService.open(
-            root=self.place.root(self.topic),
-            storage=self.place.uri,
-            items=self.random.choice((300, 3000, 30_000, 250_000)),
-            lease_ttl_s=LEASE_TTL_S,
-            flush_interval_s=0.2,
-            lifecycle_interval_s=0.1,
-            refresh_interval_s=self.random.choice((0.3, 5)),
-            local_keep_s=self.random.choice((0, 5, 86400)),
-            **SETTINGS,
-        )
+        root, choice = self.place.root(self.topic), self.random.choice
+        intervals = {"lease_ttl_s": LEASE_TTL_S, "flush_interval_s": 0.2, "lifecycle_interval_s": 0.1}
+        chosen = {"items": choice((300, 3000, 30_000, 250_000)), "refresh_interval_s": choice((0.3, 5))}
+        chosen["local_keep_s"] = choice((0, 5, 86400))
+        index = IndexService.open(root=root, storage=self.place.uri, **intervals, **chosen, **SETTINGS)
         self.notes.count("sessions of writers")
         last = -1
         try:
@@ -216,11 +211,8 @@ class Reader(Member):
         root = self.place.root(local) if local is not None else None
         if root is not None and not (root / "tiered_index.json").exists():
             return  # no writer has made the root yet
-        settings = {
-            **SETTINGS,
-            "refresh_interval_s": self.random.choice((0, 0.2, 2)),
-            "filter_after_probes": self.random.choice((1, 8)),
-        }
+        interval_s, probes = self.random.choice((0, 0.2, 2)), self.random.choice((1, 8))
+        settings = {**SETTINGS, "refresh_interval_s": interval_s, "filter_after_probes": probes}
         with IndexReader.open(self.place.uri, root=root, **settings) as reader:
             for _ in range(self.random.choice((5, 50, 200))):
                 if self.ending.is_set():
@@ -304,21 +296,14 @@ class Merger(Member):
 
     def session(self) -> None:
         with open_storage(self.place.uri, options=IMPATIENT) as storage:
-            log = StorageLog(storage, SystemClock())
-            log.open()
+            log = open_log(storage, SystemClock())
             while not self.ending.is_set():
                 self.step()
                 with self.trying("merge"):
-                    window_s, shard_bytes = (
-                        self.random.choice((3600, 86400, 30 * 86400)),
-                        self.random.choice((1 << 20, 1 << 23, 1 << 30)),
-                    )
-                    report = merge(
-                        storage,
-                        log,
-                        SystemClock(),
-                        MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=shard_bytes),
-                    )
+                    window_s = self.random.choice((3600, 86400, 30 * 86400))
+                    shard_bytes = self.random.choice((1 << 20, 1 << 23, 1 << 30))
+                    options = MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=shard_bytes)
+                    report = merge(storage, log, SystemClock(), options)
                     self.notes.count("merge jobs published", report.jobs)
                 self.ending.wait(self.random.uniform(0, 2))
 
@@ -332,8 +317,7 @@ class Eraser(Member):
 
     def session(self) -> None:
         with open_storage(self.place.uri, options=IMPATIENT) as storage:
-            log = StorageLog(storage, SystemClock())
-            log.open()
+            log = open_log(storage, SystemClock())
             while not self.ending.is_set():
                 self.step()
                 topic, said = self.random.choice(list(self.declared.items()))

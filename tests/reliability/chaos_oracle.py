@@ -23,8 +23,6 @@ import numpy.typing as npt
 from tests.support.model import Answer, ModelEntry, OrderKey, Problem, ReferenceModel
 from tiered_index import IndexItem, Lookup
 
-__all__ = ["KEYS", "QUEUES", "Declared", "Gone", "Journal", "Notes", "batch", "problem_with", "seconds"]
-
 KEYS = 199
 QUEUES = 4
 _BASE_S = 1_699_920_000

@@ -8,7 +8,6 @@ processes of the campaign have ended.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from tests.reliability.chaos_crew import LEASE_TTL_S, SETTINGS, WRITERS
 from tests.reliability.chaos_oracle import KEYS, Declared, Gone, problem_with
 from tests.support.later import Later
+from tests.support.log_records import open_log
+from tests.support.processes import without_settings
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import LockHeld, StorageError
@@ -28,8 +29,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-
-__all__ = ["settle", "sweep"]
 
 _PATIENCE_S = 60.0
 _TWO_DAYS_S = 2 * 86400
@@ -45,8 +44,7 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
         count("entries declared durable", said.durable + 1)
         _publish(name, said, folder, uri, fail)
     with open_storage(uri) as storage:
-        log = StorageLog(storage, SystemClock())
-        log.open()
+        log = open_log(storage, SystemClock())
         count("writers' epochs", log.state.epoch)
         gone = Gone(folder / "journal-gone")
         _erase_all(storage, log, gone, fail)
@@ -59,10 +57,8 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
         count("orphans deleted", sum(sweep(storage)))
         left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
         if left != set(log.refresh().objects) or any(sweep(storage)) or list(storage.list_uploads()):
-            fail(
-                "wrong",
-                f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}",
-            )
+            found = f"{sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}"
+            fail("wrong", f"after the sweep: {found}")
         _check_all(declared, gone, log.state.number, entries, uri, count, fail)
     for place in (["--storage", uri], *(["--root", str(folder / f"root-{name}")] for name in WRITERS)):
         _verify(place, fail)
@@ -70,8 +66,7 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
 
 def sweep(storage: Storage) -> tuple[int, int]:
     """Delete orphans as if two days had passed. Return the numbers of objects and uploads."""
-    log = StorageLog(storage, SystemClock())
-    log.open()
+    log = open_log(storage, SystemClock())
     found = delete_orphans(storage, find_orphans(Later(storage, _TWO_DAYS_S), log))
     return len(found.objects), len(found.uploads)
 
@@ -99,9 +94,8 @@ def _publish(name: str, said: Declared, folder: Path, uri: str, fail: Fail) -> N
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            index = IndexService.open(
-                root=folder / f"root-{name}", storage=uri, lease_ttl_s=LEASE_TTL_S, background=False, **SETTINGS
-            )
+            settings = {"lease_ttl_s": LEASE_TTL_S, "background": False, **SETTINGS}
+            index = IndexService.open(root=folder / f"root-{name}", storage=uri, **settings)
             break
         except (LockHeld, StorageError):
             if time.monotonic() > deadline_s:
@@ -133,9 +127,8 @@ def _check_all(
         for topic, said in declared.items():
             for key in range(KEYS):
                 result = reader.query(topic, f"key-{key}", max_count=10**7)
-                found = problem_with(
-                    result.items, topic, key, said.durable, said.offered, gone=gone, log_number=log_number
-                )
+                known = (topic, key, said.durable, said.offered)
+                found = problem_with(result.items, *known, gone=gone, log_number=log_number)
                 if result.status != "complete":
                     found = "wrong", f"{topic} key-{key} is {result.status} at the end"
                 if found is not None:
@@ -148,15 +141,9 @@ def _check_all(
 
 
 def _verify(place: list[str], fail: Fail) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("TIERED_INDEX_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    environment = without_settings()
+    command = [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have
     # taken
     notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []

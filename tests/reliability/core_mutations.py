@@ -17,6 +17,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -63,15 +64,7 @@ TOPICS = {0: "t", 1: "u", 2: "t"}
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
 _FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE, "filter": NATIVE}
 KINDS = (*_FAMILY, "unsealed", "summary")
-_SHARE = {
-    "packed": 0.3,
-    "plain": 0.1,
-    "rocketmq": 0.15,
-    "table": 0.2,
-    "filter": 0.05,
-    "unsealed": 0.18,
-    "summary": 0.02,
-}
+_SHARES = (0.3, 0.1, 0.15, 0.2, 0.05, 0.18, 0.02)
 # number of seeds that use the same file
 _OF_ONE_FILE = 50
 
@@ -170,11 +163,6 @@ def _changed_filter(random: Random, data: bytes, whole: Trailer) -> InMemory:
     return InMemory(bytes(room), Trailer(tail, whole.directory, whole.metadata))
 
 
-def _parts_of(trailer: Trailer) -> tuple[Directory, Metadata]:
-    """Return the parts of a trailer without the tail."""
-    return trailer.directory, trailer.metadata
-
-
 def _asked(random: Random) -> PreparedLookup:
     low, high = sorted((T + random.randrange(-10, 600), random.choice([T + random.randrange(600), 2**40])))
     topic, key = random.choice(["t"] * 8 + ["u", "absent"]), random.choice([*KEYS, "absent"])
@@ -221,9 +209,8 @@ def _compare(core: ModuleType, what: str, make: Callable[[], Any]) -> bool:
 
 def _batch(random: Random) -> LookupBatch:
     asked = [_asked(random) for _ in range(random.choice([1, 5]))]
-    return LookupBatch(
-        [Lookup(one.topic, one.key, max(0, one.second_min * 1000), None, one.max_count) for one in asked]
-    )
+    lookups = [Lookup(one.topic, one.key, max(0, one.second_min * 1000), None, one.max_count) for one in asked]
+    return LookupBatch(lookups)
 
 
 def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
@@ -244,7 +231,7 @@ def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
     if kind == "filter":
         return _try_filter(core, file, lookup, schema)
     # the keys of changed items are not in the filter
-    file._trailer = Trailer(file._trailer.tail._replace(filter_length=0), *_parts_of(file._trailer))
+    file._trailer = replace(file._trailer, tail=file._trailer.tail._replace(filter_length=0))
     has_rows = _compare(core, "search", _single(file.search, lookup, schema))
     if random.random() < 0.2:
         has_rows |= _compare(core, "stored search", _single(lambda one: search_file(file, one), lookup, schema))
@@ -268,9 +255,8 @@ def _try_filter(core: ModuleType, file: InMemory, lookup: PreparedLookup, schema
         assert excludes != block_may_hold(held[at : at + 32], mixed)
         # the core checks the filter after some searches without a match
         found = {_single(file.search, lookup, schema)() for _ in range(3)}
-    assert found <= ({expected, b""} if excludes else {expected}), (
-        f"filter: {found!r:.300}, and NumPy {expected!r:.300}"
-    )
+    possible = {expected, b""} if excludes else {expected}
+    assert found <= possible, f"filter: {found!r:.300}, and NumPy {expected!r:.300}"
     return bool(expected)
 
 
@@ -296,9 +282,7 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
     for topic_id, name in TOPICS.items():
         ids[name] = ids.get(name, frozenset()) | {topic_id}
     with using(core):
-        views = compiled_views()
-        assert views is not None
-        made = views.LocalFile(row_form(layout.schema), room, ids, 0, T, layout.slots)
+        made = compiled_views().LocalFile(row_form(layout.schema), room, ids, 0, T, layout.slots)
     made.within(T - 2**31, T + 2**31)
     about = {
         "table": changed,
@@ -429,7 +413,7 @@ def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool
 
 def shared(total: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int]:
     """Return how many of `total` changes are of each kind."""
-    weights = {kind: _SHARE.get(kind, 0.05) for kind in kinds}
+    weights = {kind: weight for kind, weight in zip(KINDS, _SHARES, strict=True) if kind in kinds}
     return {kind: max(1, round(total * weight / sum(weights.values()))) for kind, weight in weights.items()}
 
 

@@ -50,8 +50,6 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
-__all__ = ["CAMPAIGNS", "Crashes"]
-
 CAMPAIGNS = ("crash", "fault", "burst", "again")
 SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
 """The shares that `--all` checks. All states would take some hours."""
@@ -59,14 +57,8 @@ _CAUSES = {"crash": "one crash", "fault": "fault, then crash", "burst": "burst, 
 _T = TypeVar("_T")
 _HANG_S = 120
 _STORAGE_CALLS = {
-    "put",
-    "put_if_absent",
-    "delete",
-    "delete_many",
-    "begin_upload",
-    "upload_part",
-    "complete_upload",
-    "abort_upload",
+    *("put", "put_if_absent", "delete", "delete_many"),
+    *("begin_upload", "upload_part", "complete_upload", "abort_upload"),
 }
 
 
@@ -234,14 +226,7 @@ class Crashes:
     # One state
 
     def _strike(
-        self,
-        name: str,
-        world: World,
-        disk: FaultDisk,
-        *,
-        share: float = 1.0,
-        again: bool = False,
-        all_kept: bool = True,
+        self, name: str, world: World, disk: FaultDisk, *, share: float = 1, again: bool = False, all_kept: bool = True
     ) -> None:
         """Check the states after a kill and after power cuts at this moment.
 
@@ -328,8 +313,7 @@ class Crashes:
         folder.mkdir()
         world = World(folder)
         world.settings["query_threads"] = 1
-        inner = MemoryStorage(clock=world.clock)
-        world.storage = _Watched(inner)
+        world.storage = _Watched(world.storage)
         return world
 
     def _let_go(self, world: World) -> None:
@@ -338,9 +322,8 @@ class Crashes:
         shutil.rmtree(world.root.parent, ignore_errors=True)
 
     def _is_new(self, world: World, disk: FaultDisk) -> bool:
-        digest = zlib.crc32(
-            repr((world.durable_position, len(world.durable.entries), len(world.model.entries))).encode()
-        )
+        counts = (world.durable_position, len(world.durable.entries), len(world.model.entries))
+        digest = zlib.crc32(repr(counts).encode())
         for path in sorted(world.root.rglob("*")):
             if path.is_file():
                 digest = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(world.root)).encode(), digest))
@@ -374,11 +357,8 @@ class Crashes:
                 kind = "lost"
             where = traceback.extract_tb(error.__traceback__)
             at = next((f"{Path(f.filename).name}:{f.lineno}" for f in reversed(where) if "tests" in f.filename), "")
-            self.tally.fail(
-                kind,
-                f"{type(error).__name__}: {str(error)[:130]} at {at}: python -m tests.reliability.crashes --only "
-                f"{case}",
-            )
+            again = f"python -m tests.reliability.crashes --only {case}"
+            self.tally.fail(kind, f"{type(error).__name__}: {str(error)[:130]} at {at}: {again}")
         self._began_s = time.monotonic()
 
     @contextlib.contextmanager
@@ -404,7 +384,6 @@ def _come_back(world: World, disk: FaultDisk) -> None:
     if world.durable.entries:
         _check_reader(world)
     world.open(disk)
-    assert world.service is not None
     _check(world)
     _check_reader(world)
     world.settle()
@@ -424,7 +403,6 @@ def _come_back(world: World, disk: FaultDisk) -> None:
 
 def _finish(world: World) -> None:
     """After the disk has recovered: all entries become durable and are uploaded, and `health` has no problems."""
-    assert world.service is not None
     world.flush()
     world.service.seal()
     for _ in range(3):
@@ -440,7 +418,6 @@ def _finish(world: World) -> None:
 
 
 def _check(world: World) -> None:
-    assert world.service is not None
     world.check(_at_once(world.service))
 
 
@@ -462,12 +439,9 @@ def _copied(storage: Any) -> MemoryStorage:
     copy = MemoryStorage(clock=ManualClock(inner._clock.now_ms()))
     copy.uri = inner.uri
     # without leases, because the copied root would wait for the lease of the crashed one
-    copy._shelf.objects = SortedDict(
-        (name, found) for name, found in inner._shelf.objects.items() if not name.startswith("lease/")
-    )
-    copy._shelf.uploads = {
-        number: type(upload)(upload.handle, dict(upload.parts)) for number, upload in inner._shelf.uploads.items()
-    }
+    shelf = inner._shelf
+    copy._shelf.objects = SortedDict((name, it) for name, it in shelf.objects.items() if not name.startswith("lease/"))
+    copy._shelf.uploads = {number: type(it)(it.handle, dict(it.parts)) for number, it in shelf.uploads.items()}
     return copy
 
 
@@ -513,9 +487,8 @@ def _run_one(work: tuple[str, str, float, argparse.Namespace]) -> tuple[str, Tal
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shares = ", ".join(f"{share:.0%} of {campaign}" for campaign, share in SHARES.items())
-    parser.add_argument(
-        "--all", action="store_true", help=f"the shares of docs/reliability.md: {shares}".replace("%", "%%")
-    )
+    told = f"the shares of docs/reliability.md: {shares}".replace("%", "%%")
+    parser.add_argument("--all", action="store_true", help=told)
     parser.add_argument("--share", type=float, default=0.02, help="the share of all states to check")
     parser.add_argument("--seed", type=int, default=0, help="chooses the states")
     parser.add_argument("--campaign", action="append", choices=CAMPAIGNS)

@@ -21,6 +21,7 @@ from unittest import mock
 
 from tests.rocketmq import golden_store
 from tests.rocketmq.followed import SteppedDispatcher
+from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
@@ -28,12 +29,9 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-
-__all__ = ["KEYS", "NOW_MS", "Put", "grow", "merge_all", "open_index", "open_reader", "small_parts", "storage_uri"]
 
 NOW_MS = 1_700_000_000_000
 KEYS = ("k0", "k1", "k2", "hot", "absent")
@@ -47,11 +45,10 @@ def small_parts() -> Iterator[None]:
 
     These are slot groups in blocks, and slots that continue in further shards.
     """
-    constants = {"format.compacted": ("GROUP_BYTES", "BLOCK_BYTES"), "format.shard": ("GROUP_BYTES", "BLOCK_BYTES")}
     with ExitStack() as stack:
-        for module, names in constants.items():
-            for name, value in zip(names, (256, 128), strict=True):
-                stack.enter_context(mock.patch(f"tiered_index.{module}.{name}", value))
+        for module in ("compacted", "shard"):
+            for name, value in (("GROUP_BYTES", 256), ("BLOCK_BYTES", 128)):
+                stack.enter_context(mock.patch(f"tiered_index.format.{module}.{name}", value))
         stack.enter_context(mock.patch("tiered_index.service.merge.task.PIECE_ITEMS", 16))
         yield
 
@@ -63,27 +60,12 @@ def storage_uri(tree: Path, name: str) -> str:
 
 def open_index(tree: Path, name: str, storage: Storage | None = None, **settings: Any) -> IndexService:
     """Open the writer of an index of the tree."""
-    chosen = {
-        "slots": 5,
-        "items": 40,
-        "background": False,
-        "max_late_s": 10**9,
-        "max_early_s": 10**9,
-        "query_threads": 2,
-        "preset": "rocketmq" if name == "rocketmq" else "native",
-        "local_keep_s": 10**9,
-        "offset_space": "commitlog",
-        "flush_interval_s": 10**6,
-        "compaction": "spark" if name == "staging" else "local",
-        **settings,
-    }
-    return IndexService.open(
-        root=tree / name / "root",
-        storage=storage_uri(tree, name),
-        storage_backend=storage,
-        clock=ManualClock(NOW_MS),
-        **chosen,
-    )
+    where = {"root": tree / name / "root", "storage": storage_uri(tree, name), "storage_backend": storage}
+    chosen = {"slots": 5, "items": 40, "query_threads": 2, "background": False, "flush_interval_s": 10**6}
+    chosen |= dict.fromkeys(("max_late_s", "max_early_s", "local_keep_s"), 10**9)
+    chosen |= {"preset": "rocketmq" if name == "rocketmq" else "native", "offset_space": "commitlog"}
+    chosen |= {"compaction": "spark" if name == "staging" else "local", **settings}
+    return IndexService.open(clock=ManualClock(NOW_MS), **where, **chosen)
 
 
 def open_reader(tree: Path, name: str, *, root: bool = False, **settings: Any) -> IndexReader:
@@ -94,12 +76,9 @@ def open_reader(tree: Path, name: str, *, root: bool = False, **settings: Any) -
 
 def merge_all(tree: Path, name: str, window_s: int = 3600) -> None:
     """Merge all files."""
-    storage = open_storage(storage_uri(tree, name))
-    log = StorageLog(storage, ManualClock(NOW_MS))
-    log.open()
-    merge(
-        storage, log, ManualClock(NOW_MS), MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1
-    )
+    storage, clock = open_storage(storage_uri(tree, name)), ManualClock(NOW_MS)
+    options = MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20)
+    merge(storage, open_log(storage, clock), clock, options, threads=1)
 
 
 def grow(tree: Path) -> dict[str, Put]:
@@ -128,17 +107,10 @@ def _grow_index(tree: Path, name: str) -> Put:
     def fill(index: IndexService, first: int, count: int) -> None:
         for number in range(first, first + count):
             topic, key = ("t", "u")[number % 5 == 0], "hot" if number % 2 else f"k{number % 3}"
-            index.put(
-                topic,
-                number % 3,
-                key,
-                number,
-                10 + number,
-                NOW_MS - 9_000_000 + 40_000 * number,
-                source="s",
-                source_position=number,
-            )
-            put.setdefault((topic, key), set()).add((number % 3, number, 10 + number))
+            place = (number % 3, number, 10 + number)
+            timestamp_ms = NOW_MS - 9_000_000 + 40_000 * number
+            index.put(topic, place[0], key, *place[1:], timestamp_ms, source="s", source_position=number)
+            put.setdefault((topic, key), set()).add(place)
 
     with open_index(tree, name, local_keep_s=0 if name != "staging" else 10**9) as index:
         for first in range(0, 90, 30):

@@ -16,6 +16,7 @@ from tests.reliability.resealed import Reseal
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find, query
 from tests.support.classic_writer import ClassicIndex, ClassicIndexFile
+from tests.support.compacted_files import reader
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
@@ -39,32 +40,27 @@ from tiered_index.service.merge.plan import MergeOptions, plan_merge
 from tiered_index.service.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 
-__all__ = ["Codec", "codecs", "object_of"]
-
 
 @dataclass
 class Codec:
     """One format: its files in the tree, their changes, their decoder and their other readers.
 
-    `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods.
-    `weight` is its share.
+    `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods, with
+    spaces between them. `weight` is its share, `items` whether it has items, whose fields may be changed.
     """
 
     name: str
     pattern: str
     reseal: Reseal
     decode: Callable[[bytes, str], object]
-    drives: tuple[str, ...]
+    drives: str
     weight: float = 1.0
     items: bool = False
-    """Whether it has items, whose fields may be changed."""
     files: list[str] = field(default_factory=list)
 
 
 def _trailer(data: bytes, path: str) -> None:
-    def read(position: int, length: int) -> bytes:
-        return data[position : position + length]
-
+    read = reader(data)
     try:
         trailer = parse_trailer(data, path, len(data))
     finally:
@@ -82,7 +78,6 @@ def _journal(data: bytes, path: str) -> None:
     if journal is not None:
         assert journal.count <= journal.layout.capacity and journal.valid_length <= len(data)
         assert journal.seconds is None or journal.seconds[0] <= journal.seconds[1]
-        assert journal.end_ms is not None
 
 
 def _log_record(data: bytes, path: str) -> None:
@@ -118,17 +113,8 @@ def _staged(data: bytes, path: str) -> None:
     name = object_of(path)
     storage.put(name, data)
     entries = data.rfind(b'{"version"')
-    ticket = Ticket(
-        file_id=name.split("/")[1],
-        epoch=1,
-        object=name,
-        size_bytes=len(data),
-        entries_bytes=max(0, entries),
-        count=30,
-        created_ms=0,
-        staged_ms=0,
-    )
-    read_sealed(storage, ticket)
+    sizes = {"size_bytes": len(data), "entries_bytes": max(0, entries), "count": 30}
+    read_sealed(storage, Ticket(file_id=name.split("/")[1], epoch=1, object=name, created_ms=0, staged_ms=0, **sizes))
 
 
 def _ticket(data: bytes, path: str) -> None:
@@ -145,9 +131,7 @@ def _cursor(data: bytes, path: str) -> None:
 
 
 def _bare(data: bytes, path: str) -> None:
-    def read(position: int, length: int) -> bytes:
-        return data[position : position + length]
-
+    read = reader(data)
     kind = recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), path)
     if kind.state == "compacted":
         file = ForeignCompacted.open(read, len(data), path)
@@ -156,9 +140,8 @@ def _bare(data: bytes, path: str) -> None:
         for _ in file.items(read):
             pass
     slots = 101 if "m101" in path else 5 if "slots5" in path else 16
-    unsealed = ForeignUnsealed(
-        data, Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32)), path
-    )
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32))
+    unsealed = ForeignUnsealed(data, layout, path)
     find_unsealed(unsealed, 5, 0, 2**62)
     for _ in unsealed.items():
         pass
@@ -189,95 +172,44 @@ def _nothing(data: bytes, path: str) -> None:
     """Formats that only a drive reads."""
 
 
-_MESSAGES = tuple(
-    wanted["offset"] % golden_store.SEGMENT_BYTES + at
-    for wanted in golden_store.expected()
-    for at in (0, 4, 28, 36, 56, 84)
-)
-_WRITES = ("write", "recover", "read_root", "verify")
+_OFFSETS = [wanted["offset"] % golden_store.SEGMENT_BYTES for wanted in golden_store.expected()]
+_MESSAGES = resealed.words(*(offset + at for offset in _OFFSETS for at in (0, 4, 28, 36, 56, 84)))
+_ENTRIES, _HEADS = resealed.words(0, 8, 12, 20, 28), resealed.words(*range(0, 64, 4))
+_WRITES = "write recover read_root verify"
 
 
 def codecs() -> list[Codec]:
     """Return all formats."""
-    stored = ("read", "verify", "merge", "inspect_object", "write", "orphans")
-    local = ("read_root", "inspect", "dump", "verify", "write", "recover")
-    log = ("read", "verify", "merge", "orphans", "write", "job", "files")
-    store = "follow/store"
+    stored = "read verify merge inspect_object write orphans"
+    local = "read_root inspect dump verify write recover"
+    log = "read verify merge orphans write job files"
+    plain, json, sealed = resealed.words(), resealed.plain_json, resealed.sealed_json
+    store, uploads, segments = "follow/store", "*/storage/.%uploads", "follow/storage/segments%"
+    staging = "*/storage/staging%/*"
+    starts = resealed.words(*range(0, 300, 4))
     return [
         Codec("objects", "*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
         Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
-        Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, (*_WRITES, "inspect"), 3),
-        Codec("entries", "*/root/unsealed/*.index", resealed.words(), _nothing, (*_WRITES, "dump"), 0.5, items=True),
-        Codec("marker", "*/root/tiered_index.json", resealed.plain_json, Marker.decode, _WRITES),
-        Codec("lock", "*/root/lock", resealed.plain_json, _nothing, ("write", "lock"), 0.2),
-        Codec("log records", "*/storage/log%/*", resealed.sealed_json, _log_record, log, 3),
-        Codec("checkpoints", "*/storage/checkpoint%/*", resealed.sealed_json, _checkpoint, log, 3),
-        Codec("epochs", "*/storage/epoch%/*", resealed.words(), _nothing, ("write", "verify"), 0.2),
-        Codec("lease", "*/storage/lease%/*/*", resealed.plain_json, _lease, ("write", "other_writer")),
-        Codec(
-            "tickets", "*/storage/staging%/*/*.ticket", resealed.sealed_json, _ticket, ("job", "write", "orphans"), 1.5
-        ),
-        Codec(
-            "staged entries",
-            "*/storage/staging%/*/*.entries",
-            resealed.staged,
-            _staged,
-            ("job", "write"),
-            1.5,
-            items=True,
-        ),
-        Codec(
-            "upload leftovers",
-            "*/storage/.%uploads/*/upload.json",
-            resealed.plain_json,
-            _nothing,
-            ("write", "orphans"),
-            0.3,
-        ),
-        Codec(
-            "archived segments",
-            "follow/storage/segments%/*/*/*.log",
-            resealed.archived,
-            _segment,
-            ("archive", "verify"),
-            items=True,
-        ),
-        Codec("cache entries", "*/root/cache/*/*", resealed.words(), _nothing, ("read_root",), 0.3),
-        Codec("cursors", "cursors/*", resealed.cursor, _cursor, ("page",)),
-        Codec("followers", "follow/root/followers/*.json", resealed.plain_json, _nothing, ("follow", "messages"), 0.5),
-        Codec(
-            "commit log",
-            f"{store}/commitlog/*",
-            resealed.words(*_MESSAGES),
-            _log,
-            ("follow", "messages", "import"),
-            items=True,
-        ),
-        Codec(
-            "consume queues",
-            f"{store}/consumequeue/*/*/*",
-            resealed.words(0, 8, 12, 20, 28),
-            _queue,
-            ("follow", "messages"),
-        ),
-        Codec(
-            "classic index",
-            f"{store}/index/*",
-            resealed.words(*range(0, 300, 4)),
-            _classic,
-            ("import", "classic"),
-            items=True,
-        ),
-        Codec(
-            "bare files",
-            "bare/*",
-            resealed.words(*range(0, 64, 4)),
-            _bare,
-            ("inspect", "dump", "verify_file"),
-            0.5,
-            items=True,
-        ),
-        Codec("database rows", "sqlite/db", resealed.words(), _nothing, ("database",), 0.2, items=True),
+        Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, f"{_WRITES} inspect", 3),
+        Codec("entries", "*/root/unsealed/*.index", plain, _nothing, f"{_WRITES} dump", 0.5, items=True),
+        Codec("marker", "*/root/tiered_index.json", json, Marker.decode, _WRITES),
+        Codec("lock", "*/root/lock", json, _nothing, "write lock", 0.2),
+        Codec("log records", "*/storage/log%/*", sealed, _log_record, log, 3),
+        Codec("checkpoints", "*/storage/checkpoint%/*", sealed, _checkpoint, log, 3),
+        Codec("epochs", "*/storage/epoch%/*", plain, _nothing, "write verify", 0.2),
+        Codec("lease", "*/storage/lease%/*/*", json, _lease, "write other_writer"),
+        Codec("tickets", f"{staging}/*.ticket", sealed, _ticket, "job write orphans", 1.5),
+        Codec("staged entries", f"{staging}/*.entries", resealed.staged, _staged, "job write", 1.5, items=True),
+        Codec("upload leftovers", f"{uploads}/*/upload.json", json, _nothing, "write orphans", 0.3),
+        Codec("archived segments", f"{segments}/*/*/*.log", resealed.archived, _segment, "archive verify", items=True),
+        Codec("cache entries", "*/root/cache/*/*", plain, _nothing, "read_root", 0.3),
+        Codec("cursors", "cursors/*", resealed.cursor, _cursor, "page"),
+        Codec("followers", "follow/root/followers/*.json", json, _nothing, "follow messages", 0.5),
+        Codec("commit log", f"{store}/commitlog/*", _MESSAGES, _log, "follow messages import", items=True),
+        Codec("consume queues", f"{store}/consumequeue/*/*/*", _ENTRIES, _queue, "follow messages"),
+        Codec("classic index", f"{store}/index/*", starts, _classic, "import classic", items=True),
+        Codec("bare files", "bare/*", _HEADS, _bare, "inspect dump verify_file", 0.5, items=True),
+        Codec("database rows", "sqlite/db", plain, _nothing, "database", 0.2, items=True),
     ]
 
 

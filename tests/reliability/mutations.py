@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import io
 import itertools
 import json
@@ -49,7 +50,6 @@ from tests.reliability import resealed
 from tests.reliability.hostile_tree import (
     KEYS,
     NOW_MS,
-    Put,
     grow,
     merge_all,
     open_index,
@@ -62,6 +62,7 @@ from tests.reliability.tally import Tally, main
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.classic_lookups import query
 from tests.support.classic_writer import load_classic_index
+from tests.support.log_records import open_log
 from tests.support.staging import Job
 from tiered_index import Lookup
 from tiered_index.cli.main import run as run_command
@@ -75,7 +76,6 @@ from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.rows import encode_cursor, query_digest
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.storage.opening import open_storage
 
@@ -84,6 +84,8 @@ _MOST_BYTES = 1 << 30
 _TOTAL = 1_000_000
 # the share of mutants with plain flips, which checksums detect
 _FLIPS = 0.1
+_CHANGES = ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
+_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Hangs(BaseException):
@@ -123,9 +125,8 @@ class Campaign:
     def _is_read(self, path: str) -> bool:
         """Return whether a program reads a file: no temporary file, no merged object, only the newest checkpoints."""
         if "/storage/data%/" in path or "/storage/checkpoint%/" in path:
-            newest = max(
-                known for known in self.whole if known.startswith(path.split("/")[0] + "/storage/checkpoint%/")
-            )
+            folder = f"{path.split('/')[0]}/storage/checkpoint%/"
+            newest = max(known for known in self.whole if known.startswith(folder))
             return path == newest or ("data%" in path and object_of(path).encode() in self.whole[newest])
         return not Path(path).name.startswith(".tmp")
 
@@ -140,9 +141,8 @@ class Campaign:
     def place(self, codec: Codec, path: str, data: bytes) -> None:
         """Put a mutant into its place, and correct the fields of other files that describe it."""
         self.name, self.path = path.split("/")[0], path
-        self.honest = not (
-            codec.items and data[: _items_end(self.whole[path])] != self.whole[path][: _items_end(self.whole[path])]
-        )
+        end = _items_end(self.whole[path])
+        self.honest = not codec.items or data[:end] == self.whole[path][:end]
         (self.tree / path).write_bytes(data)
         if codec.name == "objects" and len(data) >= TAIL_SIZE:
             self._tell_log(path, data)
@@ -156,59 +156,41 @@ class Campaign:
     def _tell_log(self, path: str, data: bytes) -> None:
         name = object_of(path)
         fields = struct.unpack(">8sIIQQQQIIII", data[-TAIL_SIZE:])[3:7]
-        said = dict(
-            zip(("trailer_position", "filter_length", "directory_length", "metadata_length"), fields, strict=True)
-        )
+        names = ("trailer_position", "filter_length", "directory_length", "metadata_length")
+        said = dict(zip(names, fields, strict=True))
+        documents = tuple(f"{self.name}/storage/{kind}" for kind in ("log", "checkpoint"))
         for known, raw in self.whole.items():
-            if (
-                known.startswith((f"{self.name}/storage/log", f"{self.name}/storage/checkpoint"))
-                and name.encode() in raw
-            ):
-                document = json.loads(raw.rpartition(b"\n#crc32 ")[0])
+            if known.startswith(documents) and name.encode() in raw:
+                document = resealed.unsealed(raw)
                 for stored in (*document.get("add", ()), *document.get("objects", ())):
                     if stored["name"] == name:
                         stored.update(said, size_bytes=len(data))
                 body = json.dumps(document, separators=(",", ":")).encode()
-                (self.tree / known).write_bytes(body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode())
+                (self.tree / known).write_bytes(resealed.sealed(body))
 
     def _tell_journal(self, path: str, data: bytes) -> None:
         target = (self.tree / path).with_suffix(".journal")
         raw = target.read_bytes()
-        journal = parse_journal(raw, "whole")
-        assert journal is not None
-        made, at, layout = bytearray(raw[:12]), 12, journal.layout
-        while at + 8 <= len(raw):
-            length = int.from_bytes(raw[at : at + 4], "big")
-            document = json.loads(raw[at + 8 : at + 8 + length])
+        made, position = raw[:12], parse_journal(raw, "whole").layout.entry_position
+        for document in map(json.loads, resealed.payloads_of(raw)):
             if document["kind"] == "batch":
-                begin, end = (
-                    layout.entry_position(document["first"]),
-                    layout.entry_position(document["first"] + document["count"]),
-                )
-                document["crc32"] = zlib.crc32(data[begin:end])
-            payload = json.dumps(document).encode()
-            size = struct.pack(">I", len(payload))
-            made += size + struct.pack(">I", zlib.crc32(size + payload)) + payload
-            at += 8 + length
+                first, count = document["first"], document["count"]
+                document["crc32"] = zlib.crc32(data[position(first) : position(first + count)])
+            made += resealed.journal_record(json.dumps(document).encode())
         target.write_bytes(made)
 
     def _tell_ticket(self, path: str, data: bytes) -> None:
         for known in self.whole:
             if known.endswith(".ticket") and known.startswith(str(Path(path).parent)):
-                document = json.loads(self.whole[known].rpartition(b"\n#crc32 ")[0])
+                document = resealed.unsealed(self.whole[known])
                 document.update(size_bytes=len(data), entries_bytes=max(1, data.rfind(b'{"version"')))
-                body = json.dumps(document).encode()
-                (self.tree / known).write_bytes(body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode())
+                (self.tree / known).write_bytes(resealed.sealed(json.dumps(document).encode()))
 
     # programs that read
 
     def _check(self, index: Lookups) -> None:
-        put: Put = self.put[self.name]
-        keys = KEYS if self.name != "follow" else tuple(key for _, key in sorted(put)[::9])
-        topics = ("t", "u") if self.name != "follow" else tuple(topic for topic, _ in sorted(put)[::9])
-        asked = (
-            list(itertools.product(("t", "u"), keys)) if self.name != "follow" else list(zip(topics, keys, strict=True))
-        )
+        put = self.put[self.name]
+        asked = sorted(put)[::9] if self.name == "follow" else list(itertools.product(("t", "u"), KEYS))
         for topic, key in asked:
             cursor = None
             for _ in range(3):
@@ -223,10 +205,8 @@ class Campaign:
 
     def _judge(self, topic: str, key: str, found: Any) -> None:
         if self.honest and found.status == "complete":
-            wrong = {(item.queue_id, item.offset, item.size) for item in found} - self.put[self.name].get(
-                (topic, key), set()
-            )
-            if wrong:
+            put = self.put[self.name].get((topic, key), set())
+            if wrong := {(item.queue_id, item.offset, item.size) for item in found} - put:
                 raise AssertionError(f"{topic}/{key} was never put at {sorted(wrong)[:3]}")
 
     def read(self) -> None:
@@ -257,10 +237,7 @@ class Campaign:
         self.write()
 
     def lock(self) -> None:
-        holder = open(self.tree / self.name / "root" / "lock", "r+b")  # noqa: SIM115
-        import fcntl
-
-        with holder:
+        with open(self.tree / self.name / "root" / "lock", "r+b") as holder:
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.write()
 
@@ -270,8 +247,7 @@ class Campaign:
 
     def orphans(self) -> None:
         storage = open_storage(storage_uri(self.tree, self.name))
-        log = StorageLog(storage, ManualClock(NOW_MS))
-        log.open()
+        log = open_log(storage, ManualClock(NOW_MS))
         delete_orphans(storage, find_orphans(storage, log, older_than_s=0))
 
     def job(self) -> None:
@@ -323,9 +299,8 @@ class Campaign:
     def follow(self) -> None:
         index = open_index(self.tree, "follow", slots=97, items=5000)
         try:
-            dispatcher = SteppedDispatcher(
-                index, StoreDirectory.open(self.tree / "follow" / "store"), skip_corrupt=True, skip_missing=True
-            )
+            store = StoreDirectory.open(self.tree / "follow" / "store")
+            dispatcher = SteppedDispatcher(index, store, skip_corrupt=True, skip_missing=True)
             for _ in range(20):
                 if dispatcher.run_once().caught_up:
                     break
@@ -405,25 +380,12 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
     active = [True]
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if not active[0] or event not in (
-            "open",
-            "os.remove",
-            "os.rename",
-            "os.mkdir",
-            "os.rmdir",
-            "os.truncate",
-            "os.link",
-        ):
+        if not active[0] or event not in _CHANGES:
             return
-        if event == "open" and not (
-            isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        ):
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _TO_WRITE):
             return
-        below = (
-            Path(f"/proc/self/fd/{arguments[1]}")
-            if event in ("os.remove", "os.rmdir") and arguments[1] >= 0
-            else Path()
-        )
+        has_folder = event in ("os.remove", "os.rmdir") and arguments[1] >= 0
+        below = Path(f"/proc/self/fd/{arguments[1]}" if has_folder else "")
         for path in arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]:
             if isinstance(path, str | bytes) and not os.path.realpath(below / os.fsdecode(path)).startswith(allowed):
                 raise OutsideError(f"{event} of {path!r}")
@@ -452,15 +414,13 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
         logging.disable(logging.NOTSET)
 
 
-def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40) -> Tally:
-    """Make a tree, in memory if possible, and run the campaign on it."""
+def run(total: int, **options: Any) -> Tally:
+    """Make a tree, in memory if possible, and `sweep` it."""
     kept = tempfile.tempdir
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=shared) as folder:
         try:
-            return sweep(
-                Campaign(Path(folder)), total, first=first, every=every, only=only, most_failures=most_failures
-            )
+            return sweep(Campaign(Path(folder)), total, **options)
         finally:
             tempfile.tempdir = kept
 
@@ -496,9 +456,8 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
     whole = campaign.whole[path]
     data = resealed.flipped(rng, whole) if rng.random() < _FLIPS else codec.reseal(rng, whole)
     deep = seed % every == 0
-    again = f"python -m tests.reliability.mutations --codec '{codec.name}' --first {seed} --count 1" + (
-        " --deep" if deep else ""
-    )
+    again = f"python -m tests.reliability.mutations --codec '{codec.name}' --first {seed} --count 1"
+    again += " --deep" if deep else ""
 
     def attempt(what: str, act: Callable[[], object]) -> None:
         begin()
@@ -510,17 +469,14 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
             tally.fail("hangs", f"{codec.name}, {what}: {str(error).strip()[-300:]} [{again}]")
         except Exception as error:  # noqa: BLE001 - every exception is a finding
             places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
-            kind = (
-                "wrong"
-                if isinstance(error, AssertionError | OutsideError) and "exits 70" not in str(error)
-                else "untyped"
-            )
+            is_wrong = isinstance(error, AssertionError | OutsideError) and "exits 70" not in str(error)
+            kind = "wrong" if is_wrong else "untyped"
             tally.fail(kind, f"{codec.name}, {what}: {error!r:.700} at {' '.join(places)} [{again}]")
 
     tally.tried[f"mutations of {codec.name}"] += 1
     attempt("decoded", lambda: codec.decode(data, path))
     if deep:
-        drive = rng.choice(codec.drives)
+        drive = rng.choice(codec.drives.split())
         tally.tried["end to end"] += 1
         try:
             campaign.place(codec, path, data)

@@ -26,73 +26,22 @@ from tiered_index.service.log.records import encode_document
 
 Reseal = Callable[[Random, bytes], bytes]
 INTEGERS = (
-    0,
-    1,
-    -1,
-    2,
-    7,
-    127,
-    128,
-    255,
-    256,
-    4095,
-    65_536,
-    2**24,
-    2**28,
-    2**31 - 1,
-    2**31,
-    2**31 + 1,
-    2**32 - 1,
-    2**32,
-    2**40,
-    2**53,
-    2**62,
-    2**63 - 1,
-    2**63,
-    2**64,
-    -(2**31),
-    -(2**31) - 1,
-    -(2**62),
-    -(2**63),
-    -(2**63) - 1,
-    10**30,
-    10**4200,
-    253_402_300_799,
-    253_402_300_800_000,
+    *(0, 1, -1, 2, 7, 127, 128, 255, 256, 4095, 65_536, 2**24, 2**28, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32),
+    *(2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**31), -(2**31) - 1, -(2**62), -(2**63), -(2**63) - 1),
+    *(10**30, 10**4200, 253_402_300_799, 253_402_300_800_000),
 )
 _LOG = "log/00000000000000000001"
 _PATHS = ("../../outside", "/outside", "a/../../../outside", f"data/../{_LOG}", _LOG, "\0", "a\0b", "")
 VALUES: tuple[Any, ...] = (
     *INTEGERS,
     *_PATHS,
-    True,
-    False,
-    None,
-    0.5,
-    -0.0,
-    1e308,
-    float("nan"),
-    float("inf"),
-    float("-inf"),
-    "x",
-    "\ud800",
-    "\U0001f600",
-    "9" * 400,
-    "\x1b[31m",
-    "é" * 300,
-    [],
-    {},
-    [[]],
-    {"": None},
-    [None],
-    "native",
-    "rocketmq",
-    "main",
-    ">i4",
-    "S999999999",
-    ">u4,>u4",
-    "O",
-    "__class__",
+    *(True, False, None, 0.5, -0.0, 1e308, float("nan"), float("inf"), float("-inf")),
+    *("x", "\ud800", "\U0001f600", "9" * 400, "\x1b[31m", "é" * 300, [], {}, [[]], {"": None}, [None]),
+    *("native", "rocketmq", "main", ">i4", "S999999999", ">u4,>u4", "O", "__class__"),
+)
+_NO_DOCUMENTS = (
+    *(b"", b"[]", b"{}", b"null", b"NaN", b"1", b'"x"', b"\xff\xfe{\0}\0", b"{" * 2000, b"[" * 5000 + b"]" * 5000),
+    *(b'{"a":' * 900 + b"1" + b"}" * 900, b"9" * 5000, b'{"version":1}', b'{"kind":"open"}'),
 )
 _TAIL = struct.Struct(">8sIIQQQQIIII")
 
@@ -129,18 +78,15 @@ def document(rng: Random, value: Any) -> Any:
         if not places:
             return rng.choice(VALUES)
         # members of long lists must not outweigh the fields around them
-        owner, key = rng.choice(
-            places if rng.random() < 0.5 else [place for place in places if isinstance(place[0], dict)] or places
-        )
+        fields = [place for place in places if isinstance(place[0], dict)]
+        owner, key = rng.choice(places if rng.random() < 0.5 else fields or places)
         _change(rng, owner, key, places)
     return value
 
 
 def _places(value: Any) -> Any:
-    members = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    )
-    for key, member in members:
+    members = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
+    for key, member in list(members.items()):
         yield value, key
         yield from _places(member)
 
@@ -154,13 +100,11 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
     if how < 3:
         owner[key] = rng.choice(VALUES)
     elif how < 6 and type(old) is int:
-        owner[key] = rng.choice(
-            (old + 1, old - 1, -old, old * 2, old // 2, old + rng.choice(INTEGERS), rng.choice(INTEGERS))
-        )
+        near = (old + 1, old - 1, -old, old * 2, old // 2)
+        owner[key] = rng.choice((*near, old + rng.choice(INTEGERS), rng.choice(INTEGERS)))
     elif how < 6 and type(old) is str:
-        owner[key] = rng.choice(
-            (old + "x", old[:-1], old[1:], old.upper(), old * 2, rng.choice(_PATHS), old.replace("/", "/../"))
-        )
+        near = (old + "x", old[:-1], old[1:], old.upper(), old * 2)
+        owner[key] = rng.choice((*near, rng.choice(_PATHS), old.replace("/", "/../")))
     elif how == 6:
         del owner[key]
     elif how == 7:
@@ -177,9 +121,8 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
     elif how == 8:
         owner[rng.choice(("x", "", "more", "name", "\ud800"))] = copy.deepcopy(old)
     elif isinstance(old, list):
-        owner[key] = rng.choice(
-            (old[::-1], old[1:], old[:-1], old * 2, rng.sample(old, len(old)), dict.fromkeys(map(str, range(3)), 0))
-        )
+        near = (old[::-1], old[1:], old[:-1], old * 2, rng.sample(old, len(old)))
+        owner[key] = rng.choice((*near, dict.fromkeys(map(str, range(3)), 0)))
     elif isinstance(old, dict):
         owner[key] = rng.choice((list(old.items()), list(old), {name: {} for name in old}, list(old.values())))
 
@@ -188,24 +131,7 @@ def _json(rng: Random, value: Any) -> bytes:
     """Return the bytes of a changed document, or sometimes of other JSON or no JSON."""
     odd = rng.random()
     if odd < 0.02:
-        return rng.choice(
-            (
-                b"",
-                b"[]",
-                b"{}",
-                b"null",
-                b"NaN",
-                b"1",
-                b'"x"',
-                b"\xff\xfe{\0}\0",
-                b"{" * 2000,
-                b"[" * 5000 + b"]" * 5000,
-                b'{"a":' * 900 + b"1" + b"}" * 900,
-                b"9" * 5000,
-                b'{"version":1}',
-                b'{"kind":"open"}',
-            )
-        )
+        return rng.choice(_NO_DOCUMENTS)
     made = json.dumps(document(rng, value), separators=(",", ":")).encode()
     if odd < 0.06 and made.startswith(b"{") and len(made) > 2:
         name = rng.choice(sorted(value)) if isinstance(value, dict) and value else "x"
@@ -220,18 +146,22 @@ def plain_json(rng: Random, data: bytes) -> bytes:
 
 def sealed_json(rng: Random, data: bytes) -> bytes:
     """Change a document of the log, and correct the line with its CRC32."""
-    body = _json(rng, json.loads(data.rpartition(b"\n#crc32 ")[0]))
+    return sealed(_json(rng, unsealed(data)))
+
+
+def unsealed(data: bytes) -> Any:
+    """Return the document before the line with its CRC32."""
+    return json.loads(data.rpartition(b"\n#crc32 ")[0])
+
+
+def sealed(body: bytes) -> bytes:
+    """Return a document with the line with its CRC32."""
     return body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode()
 
 
 def journal(rng: Random, data: bytes) -> bytes:
     """Change, drop, double or exchange records of a journal."""
-    payloads, at = [], 12
-    while at + 8 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        payloads.append(data[at + 8 : at + 8 + length])
-        at += 8 + length
-    payloads = [payload for payload in payloads if payload.startswith(b"{")]
+    payloads = [payload for payload in payloads_of(data) if payload.startswith(b"{")]
     place = rng.randrange(len(payloads))
     how = rng.randrange(10)
     if how == 0:
@@ -243,11 +173,23 @@ def journal(rng: Random, data: bytes) -> bytes:
         payloads[place], payloads[other] = payloads[other], payloads[place]
     else:
         payloads[place] = _json(rng, json.loads(payloads[place]))
-    made = bytearray(data[:12])
-    for payload in payloads:
-        length = struct.pack(">I", len(payload))
-        made += length + struct.pack(">I", zlib.crc32(length + payload)) + payload
-    return bytes(made)
+    return data[:12] + b"".join(map(journal_record, payloads))
+
+
+def payloads_of(data: bytes) -> list[bytes]:
+    """Return the payloads of a journal's records."""
+    payloads, at = [], 12
+    while at + 8 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        payloads.append(data[at + 8 : at + 8 + length])
+        at += 8 + length
+    return payloads
+
+
+def journal_record(payload: bytes) -> bytes:
+    """Return a journal's record of a payload."""
+    length = struct.pack(">I", len(payload))
+    return length + struct.pack(">I", zlib.crc32(length + payload)) + payload
 
 
 def cursor(rng: Random, data: bytes) -> bytes:
@@ -260,7 +202,7 @@ def cursor(rng: Random, data: bytes) -> bytes:
 def staged(rng: Random, data: bytes) -> bytes:
     """Change the document after staged entries, or the entries and their CRC32s in the document."""
     at = data.rindex(b'{"version"')
-    entries, behind = bytearray(data[:at]), json.loads(data[at:].rpartition(b"\n#crc32 ")[0])
+    entries, behind = bytearray(data[:at]), unsealed(data[at:])
     if rng.random() < 0.3 and entries:
         place = rng.randrange(len(entries))
         entries[place : place + 4] = rng.randbytes(min(4, len(entries) - place))
@@ -288,9 +230,8 @@ def cells(rng: Random, table: Any) -> Any:
             if kind.kind not in "iu":
                 continue
             old = int(table[name][row])
-            value = rng.choice(
-                (old + 1, old - 1, old * 2, -old, 0, old + 32, old - 32, int(table[name][other]), *INTEGERS[:-3])
-            )
+            near = (old + 1, old - 1, old * 2, -old, 0, old + 32, old - 32, int(table[name][other]))
+            value = rng.choice((*near, *INTEGERS[:-3]))
             low, size = -(2 ** (8 * kind.itemsize - 1)) if kind.kind == "i" else 0, 2 ** (8 * kind.itemsize)
             table[name][row] = low + (value - low) % size
         elif how == 4:
@@ -313,9 +254,8 @@ def compacted(rng: Random, data: bytes) -> bytes:
     number, cut = struct.unpack_from(">II", raw)
     groups = np.frombuffer(raw, GROUP_DTYPE, number, 8).copy()
     blocks = np.frombuffer(raw, BLOCK_DTYPE, cut, 8 + groups.nbytes).copy()
-    part = rng.choice(
-        ("metadata", "metadata", "groups", "groups", "blocks" if cut else "groups", "counts", "body", "filter", "tail")
-    )
+    directory = ("groups", "groups", "blocks" if cut else "groups", "counts")
+    part = rng.choice(("metadata", "metadata", *directory, "body", "filter", "tail"))
     if part == "groups":
         groups = cells(rng, groups)
     elif part == "blocks":
@@ -327,41 +267,28 @@ def compacted(rng: Random, data: bytes) -> bytes:
         if "slot_map" not in meta:
             meta["slots_crc32"] = zlib.crc32(body[HEADER_SIZE : HEADER_SIZE + 8 * meta["layout"]["slots"]])
     elif part == "filter":
-        held = rng.choice(
-            (b"", held[:-1], held[:-32], held + bytes(32), bytes(len(held)), b"\xff" * len(held), held[:33])
-        )
+        other = (held + bytes(32), bytes(len(held)), b"\xff" * len(held))
+        held = rng.choice((b"", held[:-1], held[:-32], *other, held[:33]))
     if part in ("groups", "blocks", "body"):
         for table in (groups, blocks):
             for run in table:
                 run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
-    counts = struct.pack(">II", len(groups), len(blocks))
+    counts = [len(groups), len(blocks)]
     if part == "counts":
-        counts = struct.pack(
-            ">II", *(rng.choice((count, count + 1, 0, 2**32 - 1, 2**31)) for count in (len(groups), len(blocks)))
-        )
-    directory = counts + groups.tobytes() + blocks.tobytes()
-    metadata = (
-        _json(rng, meta) if part == "metadata" else json.dumps(meta, separators=(",", ":"), sort_keys=True).encode()
-    )
+        counts = [rng.choice((count, count + 1, 0, 2**32 - 1, 2**31)) for count in counts]
+    directory = struct.pack(">II", *counts) + groups.tobytes() + blocks.tobytes()
+    metadata = json.dumps(meta, separators=(",", ":"), sort_keys=True).encode()
+    if part == "metadata":
+        metadata = _json(rng, meta)
     if len(metadata) < lengths[2] and rng.random() < 0.9:
         metadata += b" " * (lengths[2] - len(metadata))
-    fields = [
-        1,
-        0,
-        position,
-        len(held),
-        len(directory),
-        len(metadata),
-        zlib.crc32(held),
-        zlib.crc32(directory),
-        zlib.crc32(metadata),
-    ]
+    behind = (held, directory, metadata)
+    fields = [1, 0, position, *map(len, behind), *map(zlib.crc32, behind)]
     if part == "tail":
         for _ in range(rng.choice((1, 2))):
             place = rng.randrange(2, 6)
-            fields[place] = (
-                rng.choice((fields[place] + 1, fields[place] - 1, fields[rng.randrange(2, 6)], *INTEGERS)) % 2**64
-            )
+            near = (fields[place] + 1, fields[place] - 1, fields[rng.randrange(2, 6)])
+            fields[place] = rng.choice((*near, *INTEGERS)) % 2**64
     tail = _TAIL.pack(b"TIXTAIL\n", *fields, 0)[:-4]
     return bytes(body) + held + directory + metadata + tail + struct.pack(">I", zlib.crc32(tail))
 

@@ -32,12 +32,9 @@ import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from tests.support.disk_faults import SimulatedCrash
-
-__all__ = ["Process", "Scheduler", "Stuck"]
 
 _MAX_STEPS = 50_000
 _REAL_S = 120.0
@@ -153,9 +150,7 @@ class Scheduler:
             cell.cell_contents = make[real]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._undo.close()
 
     # Called by simulated threads
@@ -180,7 +175,6 @@ class Scheduler:
     def wait(self, ready: Callable[[], object], *, timed: bool = False) -> bool:
         """Wait until `ready`, and return True. With `timed`, return False if no thread can run."""
         me = _task()
-        assert me is not None
         self._raise_if_ended(me)
         if ready():
             return True
@@ -219,13 +213,8 @@ class Scheduler:
 
     def at_lock(self) -> None:
         me = _task()
-        if (
-            self._locks
-            and me is not None
-            and not self._over
-            and not me.process.dead
-            and self._random.random() < self._locks
-        ):
+        runs = self._locks and me is not None and not self._over and not me.process.dead
+        if runs and self._random.random() < self._locks:
             self._give_way(me)
 
     def begin(self, task: _Task) -> None:
@@ -257,7 +246,6 @@ class Scheduler:
     def _hand_on(self, me: _Task) -> None:
         following = self._next(me)
         if following is not me:
-            assert following is not None
             following.gate.release()
             me.gate.acquire()
         self._raise_if_ended(me)

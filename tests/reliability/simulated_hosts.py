@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tests.reliability.scheduler import Process, Scheduler
-from tests.reliability.simulated_seams import Client, HostClock, HostDisk, WorldClock
-from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth
+from tests.reliability.scheduler import Process
+from tests.reliability.simulated_seams import Client, HostClock, HostDisk
+from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost
+from tests.support.batches import columns_of
 from tests.support.disk_faults import KEPT, SimulatedCrash
-from tiered_index import IndexConfig, IndexService
+from tiered_index import IndexService
 from tiered_index.errors import (
     BackPressure,
     DiskFull,
@@ -26,12 +23,10 @@ from tiered_index.errors import (
     TieredIndexError,
     WriterFenced,
 )
-from tiered_index.retention import Retention
-
-__all__ = ["NOW_MS", "SEGMENT_BYTES", "Host", "Writers"]
 
 NOW_MS = 1_700_000_000_000
 SEGMENT_BYTES = 64
+_IMPLAUSIBLE_MS = (0, NOW_MS + 10**9, 5_999)
 
 
 class Host:
@@ -59,32 +54,7 @@ class Host:
 
 
 class Writers:
-    """The writers of a world."""
-
-    folder: Path
-    scheduler: Scheduler
-    truth: Truth
-    clock: WorldClock
-    chance: random.Random
-    has: set[str]
-    preset: str
-    faults: set[str]
-    kills: int
-    working: int
-    archived: dict[int, bytes]
-    rules: list[Retention]
-
-    @abstractmethod
-    def client(self) -> Client: ...
-
-    @abstractmethod
-    def config(self, **more: Any) -> IndexConfig: ...
-
-    @abstractmethod
-    def ask_service(self, host: Host, chance: random.Random) -> None: ...
-
-    @abstractmethod
-    def excuse_client(self, error: TieredIndexError, client: Client) -> None: ...
+    """The writers of a world. `simulation.World` has the rest."""
 
     def host(self, host: Host) -> None:
         """Run processes one after the other. Each is closed or killed."""
@@ -92,7 +62,6 @@ class Writers:
         for _ in range(chance.choice([1, 1, 2, 3])):
             self.scheduler.sleep(chance.randrange(60))
             self.begin(host, chance)
-            assert host.process is not None
             if "kill" in self.faults and chance.random() < 0.7:
                 self.scheduler.sleep(chance.randrange(300))
                 self.scheduler.kill(host.process)
@@ -112,7 +81,6 @@ class Writers:
 
     def reap(self, host: Host, chance: random.Random) -> None:
         """Release the resources of an ended process, as the operating system does."""
-        assert host.process is not None
         host.disk.clear()
         host.disk.crashed = True
         if host.made is not None:
@@ -126,7 +94,6 @@ class Writers:
 
     def open(self, host: Host) -> bool:
         """Open the host's root. Return whether it was possible."""
-        assert host.client is not None
         # some keys have different hashes by the two rules; each process of a host uses the other rule
         rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
         config = self.config(root=host.root, hash=rule, retention=self.rules[0])
@@ -147,7 +114,6 @@ class Writers:
         if not self.open(host):
             return
         process, service = host.process, host.service
-        assert process is not None and service is not None
         for name, act in (("flusher", self.flush), ("life cycle", self.run_lifecycle), ("asker", self.ask_service)):
             if chance.random() < 0.7:
                 self.scheduler.start(process, name, partial(self.repeat, host, act, random.Random(chance.random())))
@@ -195,11 +161,8 @@ class Writers:
             n = len(self.truth.messages)
             keys = chance.sample(KEYS, chance.choice([1, 1, 2, 3]))
             offset = n if chance.random() < 0.7 else n // 4
-            moment = (
-                self.clock.ms + 1000 * chance.randrange(-4, 5)
-                if chance.random() < 0.9
-                else chance.choice([0, NOW_MS + 10**9, 5_999])
-            )
+            plausible = chance.random() < 0.9
+            moment = self.clock.ms + 1000 * chance.randrange(-4, 5) if plausible else chance.choice(_IMPLAUSIBLE_MS)
             self.truth.make(chance.choice(TOPICS), keys, chance.randrange(2), offset, chance.randrange(3), moment)
         numbers = self.truth.messages[position]
         first = self.truth.entries[numbers[0]]
@@ -207,7 +170,6 @@ class Writers:
         return (first.topic, first.queue_id, keys, first.offset, first.size, first.second * 1000)
 
     def put(self, host: Host, chance: random.Random, position: int) -> int:
-        assert host.service is not None
         for _ in range(chance.randrange(1, 5)):
             message = self.message(position + 1, chance)
             self.truth.begin(position + 1)
@@ -218,24 +180,13 @@ class Writers:
         return position
 
     def put_batch(self, host: Host, chance: random.Random, position: int) -> int:
-        assert host.service is not None
         last = position + chance.randrange(1, 7)
         messages = [self.message(p, chance) for p in range(position + 1, last + 1)]
         for p in range(position + 1, last + 1):
             self.truth.begin(p)
-        rows = [
-            (topic, queue, key, offset, size, ms) for topic, queue, keys, offset, size, ms in messages for key in keys
-        ]
-        topic, queue_id, key, offset, size, timestamp_ms = zip(*rows, strict=True)
-        columns = {
-            "topic": list(topic),
-            "queue_id": np.array(queue_id, np.int32),
-            "key": list(key),
-            "offset": np.array(offset, np.int64),
-            "size": np.array(size, np.int32),
-            "timestamp_ms": np.array(timestamp_ms, np.int64),
-        }
-        if not self.attempt(host, partial(host.service.put_batch, columns, source=SOURCE, source_position=last)):
+        rows = [(topic, queue, key, *more) for topic, queue, keys, *more in messages for key in keys]
+        put = partial(host.service.put_batch, columns_of(rows), source=SOURCE, source_position=last)
+        if not self.attempt(host, put):
             return position
         for p in range(position + 1, last + 1):
             host.accepted.update(self.truth.messages[p])
@@ -257,7 +208,6 @@ class Writers:
 
     def look_at_position(self, host: Host) -> None:
         """Check that the durable position does not decrease, and note its entries as durable."""
-        assert host.service is not None
         position = host.service.durable_position(SOURCE)
         if not host.service._session.claimed:
             return  # opened without the storage, whose log may have a greater position
@@ -267,7 +217,6 @@ class Writers:
         host.durable |= self.truth.up_to(position)
 
     def archive(self, host: Host, chance: random.Random) -> None:
-        assert host.service is not None
         number = chance.randrange(3)
         data = random.Random(number).randbytes(SEGMENT_BYTES)
         host.service.archive("store", number * SEGMENT_BYTES, SEGMENT_BYTES, lambda at, length: data[at : at + length])
@@ -275,7 +224,6 @@ class Writers:
 
     def excuse(self, error: TieredIndexError, host: Host) -> None:
         """Raise an error of a writer unless it has a known cause."""
-        assert host.client is not None
         self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
         fenced = host.service is not None and host.service._session.epoch < self.truth.state.epoch
         if (

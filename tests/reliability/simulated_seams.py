@@ -20,8 +20,6 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.base import Bytes, Call, ObjectInfo, UploadHandle
 from tiered_index.storage.memory import MemoryStorage
 
-__all__ = ["Client", "HostClock", "HostDisk", "Server", "WorldClock"]
-
 T = TypeVar("T")
 # a stale listing lacks younger objects
 _YOUNG_MS = 3_000

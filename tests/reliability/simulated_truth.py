@@ -23,8 +23,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.tombstones import Tombstone
 from tiered_index.types import Lookup, QueryResult
 
-__all__ = ["KEYS", "SOURCE", "TOPICS", "Failed", "Lost", "Truth", "Wrong"]
-
 SOURCE = "log"
 TOPICS = ("orders", "t")
 # the first two have the same Java hash
@@ -115,9 +113,8 @@ class Truth:
 
     def up_to(self, position: int | None) -> set[int]:
         """Return the entries of all messages up to a position of the source."""
-        return (
-            set() if position is None else {number for message in self.messages[: position + 1] for number in message}
-        )
+        before = [] if position is None else self.messages[: position + 1]
+        return {number for message in before for number in message}
 
     def fail(self, failure: Failed) -> NoReturn:
         """Raise a failure, and keep the first one.
@@ -154,10 +151,9 @@ class Truth:
 
     def _appended(self, name: str, data: bytes) -> None:
         record = LogRecord.decode(data, name)
-        if record.kind not in ("fence", "create") and 0 < record.epoch < self.state.epoch:
-            self.fail(
-                Wrong(f"{name}: a writer of epoch {record.epoch} published behind the fence of {self.state.epoch}")
-            )
+        epoch, fence = record.epoch, self.state.epoch
+        if record.kind not in ("fence", "create") and 0 < epoch < fence:
+            self.fail(Wrong(f"{name}: a writer of epoch {epoch} published behind the fence of {fence}"))
         before, self.state = self.state, self.state.apply(record, name)
         self._appended_ms.append(self._now_ms())
         self._expired.append(self.state.expired)
@@ -167,9 +163,8 @@ class Truth:
             if stored.name not in self._here:
                 self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
         added = Counter(m for stored in record.add for m in self._marks_of(stored))
-        removed = Counter(
-            m for gone in record.remove if gone in before.objects for m in self._marks_of(before.objects[gone])
-        )
+        removed_objects = [before.objects[gone] for gone in record.remove if gone in before.objects]
+        removed = Counter(m for stored in removed_objects for m in self._marks_of(stored))
         gone = self._gone(self.state.expired)
         if lost := [m for m in removed - added if not gone.has_expired(self.entries[self._by_mark[m][0]])]:
             self.fail(Lost(f"{name} removes what nothing else holds: {lost}"))
@@ -201,10 +196,8 @@ class Truth:
         """Return the key of a tombstone, or one with equal hashes. None: it hides all keys."""
         if not stone.hashes:
             return None
-        (key, *_) = [
-            key for key in KEYS if stone == Tombstone.of(stone.topic, stone.before_ms, key=key, keyed=self.keyed)
-        ]
-        return key
+        about = (stone.topic, stone.before_ms)
+        return next(key for key in KEYS if stone == Tombstone.of(*about, key=key, keyed=self.keyed))
 
     def number_at(self, ms: int) -> int:
         """Return the number of the last record at a time."""
@@ -227,13 +220,10 @@ class Truth:
 
     def check(
         self,
+        asked: Lookup,
         result: QueryResult,
         must: Iterable[int],
         may: Iterable[int],
-        topic: str,
-        key: str,
-        limits: tuple[int | None, int | None],
-        count: int,
         after: OrderKey | None,
         since: int,
         until: int | None = None,
@@ -245,22 +235,19 @@ class Truth:
         """
         self.checked += 1
         shown = {(item.queue_id, item.offset, item.timestamp_ms // 1000, item.size) for item in result}
-        asked = Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count)
-        marked = mark(ModelEntry(topic, key, 0, 0, 0, 0), keyed=self.keyed)[:3]
-        hits = {
-            n
-            for n in may
-            if self.marks[n][:3] == marked and ((e := self.entries[n]).queue_id, e.offset, e.second, e.size) in shown
-        }
+        marked = mark(ModelEntry(asked.topic, asked.key, 0, 0, 0, 0), keyed=self.keyed)[:3]
+        possible = [(n, self.entries[n]) for n in may if self.marks[n][:3] == marked]
+        hits = {n for n, e in possible if (e.queue_id, e.offset, e.second, e.size) in shown}
         known = self._expired[since : (self.state.number if until is None else until) + 1]
         views = [known[0], *(following for one, following in pairwise(known) if following != one)]
         if result.status == "partial":
-            there = self._model(hits, topic, views[0]).query(topic, key, *limits, None, after)
+            limits = (asked.begin_ms, asked.end_ms)
+            there = self._model(hits, asked.topic, views[0]).query(asked.topic, asked.key, *limits, None, after)
             if not result.failed or not {Answer.of(item) for item in result} <= set(there):
                 self.fail(Wrong(f"a partial answer holds more than {there}"))
             return set()
         chosen = hits.union(must)
-        problems = [self._model(chosen, topic, view).problem_with(result, asked, after=after) for view in views]
+        problems = [self._model(chosen, asked.topic, view).problem_with(result, asked, after=after) for view in views]
         if None not in problems:
             kind, what = problems[-1]  # type: ignore[misc]
             self.fail((Lost if kind == "lost" else Wrong)(what))

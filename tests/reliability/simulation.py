@@ -40,6 +40,7 @@ from tests.reliability.simulated_seams import Client, HostClock, HostDisk, Serve
 from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth, Wrong, order_key_of
 from tests.reliability.tally import Tally, main
 from tests.support.disk_faults import ERRORS
+from tests.support.log_records import open_log
 from tests.support.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import (
@@ -74,6 +75,8 @@ ALL = 10_000
 pa.array(["pandas, where it is installed"])
 np.random.default_rng()
 "".encode("utf-16-le")
+_PARTS = ("jobs", "merges", "orphans", "archive", "second", "reader", "beside", "expiry", "erasures")
+_FAULTS = ("kill", "power", "disk", "storage", "answers", "listings", "clocks")
 _ROUNDS = 12
 _JUMP_S = 3000
 _DAY_MS = 86_400_000
@@ -95,24 +98,15 @@ class World(Writers):
         self.seed = seed
         self.folder = folder
         self.chance = chance = random.Random(seed)
-        self.scheduler = Scheduler(
-            seed, stay=chance.choice([0.2, 0.5, 0.8, 0.95]), locks=chance.choice([0.0, 0.0, 0.3])
-        )
+        stay, locks = chance.choice([0.2, 0.5, 0.8, 0.95]), chance.choice([0.0, 0.0, 0.3])
+        self.scheduler = Scheduler(seed, stay=stay, locks=locks)
         self.preset = chance.choice(["native", "native", "rocketmq"])
         self.clock = WorldClock(NOW_MS)
         self.truth = Truth(keyed=self.preset == "native", now_ms=self.clock.now_ms)
         self.server = Server(self.clock, self.truth)
         self.hosts = [Host(name, self) for name in ("A", "B")]
-        self.has = {
-            what
-            for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside", "expiry", "erasures")
-            if chance.random() < 0.5
-        }
-        self.faults = {
-            what
-            for what in ("kill", "power", "disk", "storage", "answers", "listings", "clocks")
-            if chance.random() < 0.45
-        }
+        self.has = {what for what in _PARTS if chance.random() < 0.5}
+        self.faults = {what for what in _FAULTS if chance.random() < 0.45}
         self.settings: dict[str, Any] = {
             "preset": self.preset,
             "slots": chance.choice([1, 7, 64]),
@@ -232,7 +226,6 @@ class World(Writers):
 
     def send_again(self, host: Host) -> None:
         """Put the messages of the source after the durable position."""
-        assert host.service is not None
         position = host.service.durable_position(SOURCE)
         for at in range(0 if position is None else position + 1, len(self.truth.messages)):
             self.truth.begin(at)
@@ -262,7 +255,6 @@ class World(Writers):
     # Lookups
 
     def ask_service(self, host: Host, chance: random.Random) -> None:
-        assert host.service is not None
         self.ask(host.service, chance, host.must, host.seen)
 
     def ask(
@@ -281,20 +273,18 @@ class World(Writers):
         cursor, after, pages = None, None, 0
         while True:
             before, since = (set[int](), None) if exact else (must(), index.log_state.number)
+            asked = Lookup(topic, key, *limits, count, cursor)
             if many:
-                lookup = Lookup(
-                    topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor
-                )
-                result = index.query_many([Lookup(topic=topic, key="none"), lookup], allow_partial=partial)[1]
+                result = index.query_many([Lookup(topic, "none"), asked], allow_partial=partial)[1]
             else:
                 result = index.query(topic, key, *limits, count, cursor, allow_partial=partial)
             self.scheduler.note(f"answer {result.status} {[(i.queue_id, i.offset, i.size) for i in result]}")
             if exact:
                 known, number = must(), index.log_state.number
-                hits = self.truth.check(result, known, known, topic, key, limits, count, after, number, number)
+                hits = self.truth.check(asked, result, known, known, after, number, number)
             else:
                 known, begun = before & must(), self.truth.begun
-                hits = self.truth.check(result, known, begun, topic, key, limits, count, after, since)
+                hits = self.truth.check(asked, result, known, begun, after, since)
             seen |= hits
             cursor, pages = result.cursor, pages + 1
             if cursor is None or pages == 3:
@@ -310,12 +300,9 @@ class World(Writers):
                     reader.refresh()
                 known = self.truth.number_at(self.clock.ms - self.oldest_ms)
                 whole = self.ask_storage(reader, chance)
-                if whole and reader.log_state.number < known and not client.mangled:
-                    self.truth.fail(
-                        Wrong(
-                            f"a complete answer of record {reader.log_state.number}, and {known} is older than may be"
-                        )
-                    )
+                number = reader.log_state.number
+                if whole and number < known and not client.mangled:
+                    self.truth.fail(Wrong(f"a complete answer of record {number}, and {known} is older than may be"))
                 self.scheduler.sleep(chance.randrange(60))
 
     def ask_storage(self, reader: IndexReader, chance: random.Random) -> bool:
@@ -330,22 +317,20 @@ class World(Writers):
         host = self.hosts[0]
         if not host.opened:
             return
+
+        def must() -> set[int]:
+            return self.truth.named_by(reader.log_state) | (set() if client.mangled else host.durable)
+
         with self.working_on(client), self.reading(client, host.root) as (reader, chance):
             for _ in range(chance.randrange(1, 6)):
-                self.ask(
-                    reader,
-                    chance,
-                    lambda: self.truth.named_by(reader.log_state) | (set() if client.mangled else host.durable),
-                    set(),
-                )
+                self.ask(reader, chance, must, set())
                 self.scheduler.sleep(chance.randrange(60))
 
     @contextlib.contextmanager
     def reading(self, client: Client, root: Path | None = None) -> Iterator[tuple[IndexReader, random.Random]]:
         chance = random.Random(self.chance.random())
-        config = self.config(
-            root=root, cache_dir=self.folder / "cache" if root is None and chance.random() < 0.4 else None
-        )
+        caches = root is None and chance.random() < 0.4
+        config = self.config(root=root, cache_dir=self.folder / "cache" if caches else None)
         with IndexReader.open(config=config, clock=self.host_clock(), storage_backend=client) as reader:
             yield reader, chance
 
@@ -363,26 +348,21 @@ class World(Writers):
         with self.working_on(client):
             clock = self.host_clock()
             clock.skew_ms = chance.choice([0, 60_000])  # by a fast clock more windows have ended
-            log = StorageLog(client, clock)
-            log.open()
+            log = open_log(client, clock)
             options = MergeOptions(window_s=chance.choice([1, 3600, 86_400]), min_age_s=0, shard_bytes=1 << 20)
             merge(client, log, clock, options, threads=chance.choice([1, 2]))
 
     def sweep(self, process: Process) -> None:
         client = self.client()
         with self.working_on(client):
-            clock = self.host_clock()
-            log = StorageLog(client, clock)
-            log.open()
-            delete_orphans(client, find_orphans(client, log))
+            delete_orphans(client, find_orphans(client, open_log(client, self.host_clock())))
 
     def expire(self, process: Process) -> None:
         """Expire entries by the rule of a job, which is not the writer's rule."""
         client = self.client()
         with self.working_on(client):
             clock = self.host_clock()
-            log = StorageLog(client, clock)
-            log.open()
+            log = open_log(client, clock)
             expire(client, log, self.rules[1], clock, yes=True)
 
     def erase(self, process: Process) -> None:
@@ -393,8 +373,7 @@ class World(Writers):
         request = EraseRequest(chance.choice(TOPICS), before_ms=moment, **more)
         with self.working_on(client):
             clock = self.host_clock()
-            log = StorageLog(client, clock)
-            log.open()
+            log = open_log(client, clock)
             now, threads = chance.random() < 0.5, chance.choice([1, 2])
             done = erase(client, log, request, clock, yes=True, now=now, grace_s=self.grace_s, threads=threads)
             self.scheduler.note(f"erasure of {request}: {done.status}")
@@ -422,13 +401,11 @@ class World(Writers):
             copied, genesis = log.open(), own.open().genesis
         except NotAnIndex:
             return 0
-        assert genesis is not None
         at = copied.positions[f"{COPY_OF}{genesis.index_id}"]
         source = LogState().replayed([(own.record(n), str(n)) for n in range(1, at + 1)])
         if (copied.objects, copied.archive, copied.expired) != (source.objects, source.archive, source.expired):
-            self.truth.fail(
-                Wrong(f"a copy of record {at} names {sorted(copied.objects)}, not {sorted(source.objects)}")
-            )
+            names, others = sorted(copied.objects), sorted(source.objects)
+            self.truth.fail(Wrong(f"a copy of record {at} names {names}, not {others}"))
         for name in (*copied.objects, *copied.archive):
             if self.standby.get(name) != self.truth.bytes_of(name):
                 self.truth.fail(Lost(f"{name} has other bytes in the copy"))
@@ -452,8 +429,7 @@ class World(Writers):
         else:
             data[len(data) // 2] ^= 1
             MemoryStorage.put(self.server, name, data)
-        log, report = StorageLog(self.server, self.clock), Report()
-        log.open()
+        log, report = open_log(self.server, self.clock), Report()
         check_storage(self.server, {}, report, lambda *_: None, deep=True, threads=1)
         Repairs(self.server, log, standby=self.standby).run(report, yes=True)
         if name in self.truth.state.objects or self.truth.state.lost:
@@ -532,17 +508,14 @@ class World(Writers):
         return False
 
     def excuse_client(self, error: TieredIndexError, client: Client) -> None:
-        if isinstance(error, NotAnIndex) and (not client.began or client.mangled):
-            return
-        if isinstance(error, CorruptFile) and client.mangled:
-            return
-        if (
-            isinstance(error, StorageError | PartialAnswer | BudgetExceeded)
-            and not isinstance(error, CorruptFile)
-            and client.struck
-        ):
-            return
-        raise error
+        if isinstance(error, NotAnIndex):
+            has_cause = not client.began or client.mangled
+        elif isinstance(error, CorruptFile):
+            has_cause = client.mangled
+        else:
+            has_cause = isinstance(error, StorageError | PartialAnswer | BudgetExceeded) and client.struck
+        if not has_cause:
+            raise error
 
     # The end
 
@@ -595,9 +568,8 @@ class World(Writers):
             self.clock.ms += 1_000_000  # all leases and waits have ended
             host.client, host.closing = self.client(), False
             host.accepted, host.seen = set(), set()
-            host.service = self.open_again(
-                host, self.config(root=host.root, compaction="local", retention=self.rules[0])
-            )
+            config = self.config(root=host.root, compaction="local", retention=self.rules[0])
+            host.service = self.open_again(host, config)
             if self.backups:
                 host.clock.skew_ms = 0
                 self.send_again(host)
@@ -615,11 +587,9 @@ class World(Writers):
             host.service = None
 
     def ask_all(self, index: Any, must: set[int]) -> None:
-        questions = [(topic, key) for topic in TOPICS for key in KEYS]
-        results = index.query_many([Lookup(topic=topic, key=key, max_count=ALL) for topic, key in questions])
-        for (topic, key), result in zip(questions, results, strict=True):
-            since = index.log_state.number
-            self.truth.check(result, must, self.truth.begun, topic, key, (None, None), ALL, None, since)
+        asked = [Lookup(topic=topic, key=key, max_count=ALL) for topic in TOPICS for key in KEYS]
+        for one, result in zip(asked, index.query_many(asked), strict=True):
+            self.truth.check(one, result, must, self.truth.begun, None, index.log_state.number)
 
     def config(self, **more: Any) -> IndexConfig:
         return _config(tuple(sorted(self.settings.items()))).changed(**more)
@@ -676,9 +646,8 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
                 world = simulate(seed)
             except Exception as error:  # noqa: BLE001 - each failure has its seed
                 kind = "hangs" if isinstance(error, Stuck) else getattr(error, "kind", "untyped")
-                text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace(
-                    "\n", " "
-                )
+                lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+                text = " ".join(lines).replace("\n", " ")
                 tally.fail(kind, f"{text[:600]}; python -m tests.reliability.simulation --seed {seed} --trace")
                 world = error.world
             digests.append(world.scheduler.digest)

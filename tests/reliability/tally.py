@@ -58,9 +58,8 @@ def main(
     began_s = time.monotonic()
     tally = run(options)
     tally.seconds = round(time.monotonic() - began_s, 1)
-    tally.command = " ".join(
-        ["python -m", sys.modules["__main__"].__spec__.name, *(a for a in sys.argv[1:] if a != "--json")]
-    )
+    given = [word for word in sys.argv[1:] if word != "--json"]
+    tally.command = " ".join(["python -m", sys.modules["__main__"].__spec__.name, *given])
     if options.json:
         print(json.dumps(vars(tally), indent=1))
     else:

@@ -17,6 +17,7 @@ from tests.reliability.simulation import campaign
 from tests.reliability.tally import Tally
 from tiered_index.service.lifecycle.copying import Copier, CopyReport
 
+TOP = Path(__file__).parents[2]
 AGAIN = 2
 """Number of seeds that run more than once."""
 
@@ -50,16 +51,10 @@ def test_a_life_is_a_function_of_its_seed() -> None:
     digests = campaign(seeds, Tally("simulation"))
     assert len(set(digests)) == AGAIN
     assert campaign(seeds, Tally("simulation")) == digests
-    program = (
-        f"import json; from tests.reliability.simulation import *; print(json.dumps(campaign({seeds!r}, "
-        f"Tally('simulation'))))"
-    )
+    again = f"print(json.dumps(campaign({seeds!r}, Tally('simulation'))))"
+    command = [sys.executable, "-c", f"import json; from tests.reliability.simulation import *; {again}"]
     environment = os.environ | {"PYTHONHASHSEED": "4711"}
-    top = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=top, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == digests
+    assert json.loads(subprocess.check_output(command, env=environment, cwd=TOP)) == digests
 
 
 def test_a_copy_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
