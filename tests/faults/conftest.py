@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,16 +67,3 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 def mounts() -> Iterator[Mounts]:
     with Mounts() as laid:
         yield laid
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Return a function that waits until a condition holds, and fails where it doesn't for a minute."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline_s, "it never came true"
-            time.sleep(0.005)
-
-    return wait

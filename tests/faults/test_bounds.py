@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import pickle
-import time
 
 import pytest
 
 from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
+from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable
 
@@ -101,6 +101,7 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     world.check()
     assert bool(service.health()["files"].get("uploaded")) == (not settings)  # no more go than must
     assert service.health()["local_bytes"] <= BUDGET * 1.2
+    world.come_back()
 
 
 def test_health_says_that_puts_are_pushed_back_until_there_is_room(make_world):
@@ -120,13 +121,11 @@ def test_health_says_that_the_next_file_has_no_room_yet(make_world):
     disk = FaultDisk()
     service = world.open(disk=disk, items=100)
     disk.fail("allocate", nth=2, error=errno.ENOSPC)
-    world.put(1)
-    world.flush()
+    world.do("1 flush")
     (problem,) = service.health()["problems"]
     assert problem.startswith("main files: ")
     assert "No space left" in problem
-    world.put(1)
-    world.flush()
+    world.do("1 flush")
     assert service.health()["problems"] == []
 
 
@@ -135,9 +134,7 @@ def test_health_tells_of_a_defect_that_a_worker_met(make_world, monkeypatch):
     service = make_world().open(background=True, flush_interval_s=0.005)
     monkeypatch.setattr(service._flusher, "_run_round", lambda: {}["a defect"])
     service.put("orders", 0, "a", 1, 1, 1_700_000_000_000)
-    deadline = time.monotonic() + 30
-    while not service.health()["problems"] and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: service.health()["problems"])
     assert service.health()["problems"] == ["flusher: 'a defect'"]
     monkeypatch.undo()
     service.flush()

@@ -65,18 +65,14 @@ def copy(source: Storage, target: Storage) -> None:
 @pytest.fixture(scope="module")
 def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     with counting_proxy(server.endpoint_url) as proxy, pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
-            patch.delenv(name, raising=False)
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+        server.let_in(patch)
         patch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
         bucket = server.new_bucket()
         made = {}
         for files in SIZES:
             made[files] = cold_index(tmp_path_factory.mktemp("cold") / "root", files=files, entries=12, slots=16)
-            with open_storage(
-                f"s3://{bucket}/i{files}?endpoint_url={server.endpoint_url}&addressing_style=path"
-            ) as target:
+            uri = f"s3://{bucket}/i{files}?endpoint_url={server.endpoint_url}&addressing_style=path"
+            with open_storage(uri) as target:
                 copy(made[files].inner, target)
         yield Wire(proxy, bucket, made)
 

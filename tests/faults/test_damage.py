@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+
 import pytest
 
+from tests.reliability.world import QUESTIONS
 from tests.support.damage import flip
-from tests.support.log_records import publish
+from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.service.log.log import StorageLog
+
+MANY = [("orders", "a"), ("payments", "a"), ("orders", "b"), ("payments", "b")]
 
 
-def folder_state(root):
-    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
+def beside(world):
+    return IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock)
 
 
 def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make_world):
     world = make_world()
-    world.open()
-    world.publish(9)
-    world.put(4)
-    world.flush()
-    world.abandon()
+    world.do("open 9 publish 4 flush abandon")
     (path,) = (p for p in (world.root / "unsealed").glob("*.index") if not p.name.startswith("0000"))
-    layout_start = 28 + 8 * 7
-    flip(path, layout_start + 36 + 5)
-    before = folder_state(world.root)
+    flip(path, 28 + 8 * 7 + 36 + 5)
+    before = {p: p.read_bytes() for p in (world.root / "unsealed").iterdir() if ".tmp" not in p.name}
     world.open()
-    assert {k: v for k, v in folder_state(world.root).items() if k in before and k.parent.name == "unsealed"} == {
-        k: v for k, v in before.items() if k.parent.name == "unsealed" and ".tmp" not in k.name
-    }
+    assert {p: p.read_bytes() for p in before} == before
     with pytest.raises(CorruptFile, match=path.name):
         world.service.query("orders", "a")
     result = world.service.query("orders", "a", max_count=1000, allow_partial=True)
@@ -41,7 +39,7 @@ def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make
     assert {i.offset for i in result} == {offset for offset in whole if offset <= 9}
     # lookups that do not meet it are whole
     assert world.service.query("orders", "a", 0, 10_000).status == "complete"
-    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+    with beside(world) as reader:
         with pytest.raises(CorruptFile):
             reader.query("orders", "a")
         partial = reader.query("orders", "a", max_count=1000, allow_partial=True)
@@ -54,10 +52,7 @@ def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make
 
 def test_the_same_error_is_raised_again_and_again_without_growing(make_world):
     world = make_world()
-    world.open()
-    world.put(4)
-    world.flush()
-    world.abandon()
+    world.do("open 4 flush abandon")
     for path in (world.root / "unsealed").glob("*.journal"):
         flip(path, 30)
     world.open()
@@ -65,29 +60,20 @@ def test_the_same_error_is_raised_again_and_again_without_growing(make_world):
     def depth():
         with pytest.raises(CorruptFile) as raised:
             world.service.query("orders", "a")
-        trace, length = raised.value.__traceback__, 0
-        while trace is not None:
-            trace, length = trace.tb_next, length + 1
-        return length
+        return len(traceback.extract_tb(raised.value.__traceback__))
 
     assert len({depth() for _ in range(5)}) == 1
 
 
 def test_an_entry_that_rots_while_the_writer_runs_is_not_compacted(make_world):
     world = make_world()
-    world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
+    world.do("open 9 seal")
     path = next(p for p in (world.root / "unsealed").glob("*.index") if not p.name.startswith("0000"))
-    data = bytearray(path.read_bytes())
-    place = 28 + 8 * 7 + 36 * 2 + 12
-    data[place] ^= 1
     with path.open("r+b") as handle:
-        handle.seek(place)
-        handle.write(data[place : place + 1])
-    world.put(9)
-    world.service.seal()
+        place = 28 + 8 * 7 + 36 * 2 + 12
+        (byte,) = os.pread(handle.fileno(), 1, place)
+        os.pwrite(handle.fileno(), bytes([byte ^ 1]), place)
+    world.do("9 seal")
     with pytest.raises(CorruptFile):
         world.service.run_lifecycle()
     assert path.exists()
@@ -101,8 +87,7 @@ def kept(make_world):
     """A writer whose files are uploaded and still kept locally."""
     world = make_world()
     world.settings["local_keep_s"] = 86400
-    world.open()
-    world.publish(9)
+    world.do("open 9 publish")
     return world
 
 
@@ -113,15 +98,12 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
             handle.seek(28 + 8 * 7 + 3)
             handle.write(b"\xff\x00\xff\x00")
     world.check()
-    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+    with beside(world) as reader:
         world.check(reader.query)
-    world.abandon()
-    world.open()
-    world.check()
-    world.abandon()
+    world.do("come_back abandon")
     for path in (world.root / "uploaded").glob("*.index"):
         flip(path, -30)  # in the trailer: can't even be opened
-    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+    with beside(world) as reader:
         world.open()
         world.check(reader.query)
     world.check()
@@ -136,8 +118,7 @@ def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_
     storage.fail("*", times=None)
     world.open(storage=storage)
     storage.clear()
-    world.service.run_lifecycle()
-    world.check()
+    world.do("run_lifecycle check")
 
 
 def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(kept):
@@ -147,8 +128,7 @@ def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storag
     for path in (world.root / "uploaded").glob("*.index"):
         flip(path, -30)
         path.rename(world.root / "compacted" / path.name)
-    world.open()
-    world.check()
+    world.do("open check")
 
 
 def test_a_damaged_object_is_named_and_other_files_still_answer(published):
@@ -159,11 +139,11 @@ def test_a_damaged_object_is_named_and_other_files_still_answer(published):
         data[position] ^= 0xFF
     world.storage.put(name, bytes(data))
     with pytest.raises(CorruptFile, match="CRC32"):
-        for question in (("orders", "a"), ("payments", "a"), ("orders", "b"), ("payments", "b")):
+        for question in MANY:
             world.service.query(*question)
     with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
         statuses = set()
-        for question in (("orders", "a"), ("payments", "a"), ("orders", "b"), ("payments", "b")):
+        for question in MANY:
             result = reader.query(*question, max_count=1000, allow_partial=True)
             statuses.add(result.status)
             offsets = {answer.offset for answer in world.model.query(*question, max_count=None)}
@@ -179,13 +159,7 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
         world.storage.delete(name)
         for ask in (reader.query, world.service.query):
             with pytest.raises(CorruptFile, match="storage does not"):
-                for question in (
-                    ("orders", "a"),
-                    ("payments", "ключ"),
-                    ("payments", "a"),
-                    ("payments", "b"),
-                    ("payments", "c"),
-                ):
+                for question in QUESTIONS:
                     ask(*question)
             results = [ask("payments", key, max_count=1000, allow_partial=True) for key in ("a", "b", "c", "ключ")]
             assert "partial" in {result.status for result in results}
@@ -196,12 +170,10 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
 def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(published, allow_partial):
     """As merge and expiry will: the record removes, then the object is deleted."""
     world = published
-    with IndexReader.open(
-        storage_backend=world.storage, clock=world.clock, refresh_interval_s=10**6, block_cache_bytes=0
-    ) as reader:
+    settings = {"refresh_interval_s": 10**6, "block_cache_bytes": 0}
+    with IndexReader.open(storage_backend=world.storage, clock=world.clock, **settings) as reader:
         known = [reader.query(topic, "a", max_count=1000) for topic in ("orders", "payments")]
-        log = StorageLog(world.storage, world.clock)
-        log.open()
+        log = open_log(world.storage, world.clock)
         names = tuple(log.state.objects)
         publish(log, log.state.epoch, remove=names)
         for name in names:
@@ -219,11 +191,7 @@ def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(publish
 def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_world):
     """The crash came between the two; whichever way the damage got there, the unsealed form is still whole."""
     world = make_world()
-    world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.abandon()
+    world.do("open 9 seal abandon")
     kept = {path.name: path.read_bytes() for path in (world.root / "unsealed").iterdir() if path.name[0].isdigit()}
     for position in (5, 40, 28 + 8 * 7 + 5, -30, -200):
         storage = FaultStorage(world.storage)
@@ -236,13 +204,9 @@ def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_worl
             flip(path, position)
         for name, data in kept.items():
             (world.root / "unsealed" / name).write_bytes(data)
-        world.open()
-        world.check()
-        world.abandon()
+        world.do("come_back abandon")
         assert all((world.root / "unsealed" / name).exists() for name in kept)
-    world.open()
-    world.service.run_lifecycle()
-    world.check()
+    world.do("open run_lifecycle check")
 
 
 def test_a_damaged_journal_fails_a_readers_lookups_too(make_world):
@@ -250,12 +214,11 @@ def test_a_damaged_journal_fails_a_readers_lookups_too(make_world):
     world = make_world()
     world.open()
     for _ in range(3):
-        world.put(1)
-        world.flush()
+        world.do("1 flush")
     world.service.close()
     (path,) = (world.root / "unsealed").glob("[0-9]*.journal")
     good = path.read_bytes()
-    with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
+    with beside(world) as reader:
         world.check(reader.query)
         flip(path, good.index(b'"batch"'))
         with pytest.raises(CorruptFile, match=path.name):

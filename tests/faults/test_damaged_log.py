@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.damage import flip_object, flipped
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, UnsupportedVersion
@@ -12,51 +13,48 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LOG_VERSION, decode_document, encode_document
 
 
-def reopened(storage, world):
-    log = StorageLog(storage, world.clock)
-    return log.open()
+def reopened(world, storage=None):
+    return StorageLog(storage or world.storage, world.clock).open()
 
 
-def test_a_flipped_bit_anywhere_in_a_record_is_found(published):
-    world = published
+def is_damage_of(name, act):
+    with pytest.raises(CorruptFile) as caught:
+        act()
+    assert caught.value.file == name
+
+
+def flips(good):
+    return [flipped(good, at, bit) for at in range(len(good)) for bit in (0x01, 0x80)]
+
+
+@pytest.fixture
+def without_checkpoints(published):
+    published.storage.delete_many([info.name for info in published.storage.list("checkpoint/")])
+    return published
+
+
+def test_a_flipped_bit_anywhere_in_a_record_is_found(without_checkpoints):
+    world = without_checkpoints
     state = world.service.log_state
-    for checkpoint in list(world.storage.list("checkpoint/")):
-        world.storage.delete(checkpoint.name)
     for number in (1, 2, state.number):
         name = log_name(number)
         good = world.storage.get(name)
-        for position in range(len(good)):
-            for bit in (0x01, 0x80):
-                bad = bytearray(good)
-                bad[position] ^= bit
-                world.storage.put(name, bytes(bad))
-                with pytest.raises(CorruptFile) as caught:
-                    reopened(world.storage, world)
-                assert caught.value.file == name
-        for length in range(len(good)):
-            world.storage.put(name, good[:length])
-            with pytest.raises(CorruptFile) as caught:
-                reopened(world.storage, world)
-            assert caught.value.file == name
-        world.storage.put(name, good + b"\n")
-        with pytest.raises(CorruptFile) as caught:
-            reopened(world.storage, world)
-        assert caught.value.file == name
+        for bad in (*flips(good), *(good[:length] for length in range(len(good))), good + b"\n"):
+            world.storage.put(name, bad)
+            is_damage_of(name, lambda: reopened(world))
         world.storage.put(name, good)
-    assert reopened(world.storage, world) == state
+    assert reopened(world) == state
 
 
-def test_a_hole_in_the_log_is_damage(published):
-    world = published
-    for checkpoint in list(world.storage.list("checkpoint/")):
-        world.storage.delete(checkpoint.name)
+def test_a_hole_in_the_log_is_damage(without_checkpoints):
+    world = without_checkpoints
     for number in range(1, world.service.log_state.number):
         good = world.storage.get(log_name(number))
         world.storage.delete(log_name(number))
         with pytest.raises(CorruptFile, match="hole"):
-            reopened(world.storage, world)
+            reopened(world)
         world.storage.put(log_name(number), good)
-    reopened(world.storage, world)
+    reopened(world)
 
 
 def test_a_damaged_checkpoint_is_passed_over(published):
@@ -65,16 +63,13 @@ def test_a_damaged_checkpoint_is_passed_over(published):
     names = [info.name for info in world.storage.list("checkpoint/")]
     assert len(names) == 2
     for name in reversed(names):
-        data = bytearray(world.storage.get(name))
-        data[len(data) // 2] ^= 4
-        world.storage.put(name, bytes(data))
-        assert reopened(world.storage, world) == state
+        flip_object(world.storage, name, len(world.storage.get(name)) // 2)
+        assert reopened(world) == state
     world.storage.put(checkpoint_name(3), b"")
-    wrong = StorageLog(world.storage, world.clock)
-    assert wrong.open() == state
+    assert reopened(world) == state
     # whole, but of another number than its name says
     world.storage.put(checkpoint_name(10**6), state.encode())
-    assert reopened(world.storage, world) == state
+    assert reopened(world) == state
 
 
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
@@ -83,21 +78,19 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
     older, newest = (info.name for info in world.storage.list("checkpoint/"))
     good = world.storage.get(newest)
     sizes = [good[:length] for length in (0, 1, len(good) // 2, len(good) - 1)] + [good + b"\n"]
-    flips = [good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :] for at in range(len(good)) for bit in (0x01, 0x80)]
-    for bad in flips + sizes:
+    for bad in flips(good) + sizes:
         world.storage.put(newest, bad)
         counted = FaultStorage(world.storage)
         caplog.clear()
-        found = reopened(counted, world)
+        found = reopened(world, counted)
         assert (found, list(found.objects)) == (state, list(state.objects))
         # both checkpoints, then what is behind the sound one
         assert counted.calls("get") == 2 + state.number - number_of(older)
-        assert [newest in record.getMessage() and older not in record.getMessage() for record in caplog.records] == [
-            True
-        ]
+        (message,) = caplog.messages
+        assert newest in message and older not in message
     world.storage.put(newest, good)
     caplog.clear()
-    assert reopened(world.storage, world) == state
+    assert reopened(world) == state
     assert not caplog.records
 
 
@@ -110,36 +103,22 @@ def test_a_damaged_record_behind_a_checkpoint_is_named_by_readers_and_writers(pu
             world.storage.delete(info.name)
     world.abandon()
     world.storage.put(log_name(number), good.replace(b'"version":4', b'"version":3'))
-    with pytest.raises(CorruptFile) as caught:
-        IndexReader.open(storage_backend=world.storage, clock=world.clock)
-    assert caught.value.file == log_name(number)
-    with pytest.raises(CorruptFile) as caught:
-        world.open()
-    assert caught.value.file == log_name(number)
+    is_damage_of(log_name(number), lambda: IndexReader.open(storage_backend=world.storage, clock=world.clock))
+    is_damage_of(log_name(number), world.open)
     world.storage.put(log_name(number), good)
-    world.open()
-    world.check()
+    world.do("open check")
 
 
 def test_a_damaged_record_is_named_by_a_reader_that_is_open(published):
     world = published
     with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
         before = reader.log_state
-        world.service.seal()
-        world.service.run_lifecycle()
+        world.publish()
         name = log_name(before.number + 1)
         good = world.storage.get(name)
-        for bad in (
-            good[:-1],
-            good[: len(good) // 2],
-            b"",
-            bytes([good[0] ^ 1]) + good[1:],
-            good.replace(b"0", b"1", 1),
-        ):
+        for bad in (good[:-1], good[: len(good) // 2], b"", flipped(good, 0), good.replace(b"0", b"1", 1)):
             world.storage.put(name, bad)
-            with pytest.raises(CorruptFile) as caught:
-                reader.refresh()
-            assert caught.value.file == name
+            is_damage_of(name, reader.refresh)
             assert reader.log_state is before
         world.storage.put(name, good)
         assert reader.refresh() == world.service.log_state
@@ -151,7 +130,7 @@ def test_a_record_or_checkpoint_of_a_later_version_is_refused_by_name(published)
     document = decode_document(world.storage.get(log_name(1)), "x")
     world.storage.put(log_name(number), encode_document(document | {"version": LOG_VERSION + 1, "number": number}))
     with pytest.raises(UnsupportedVersion, match=f"log version {LOG_VERSION + 1}"):
-        reopened(world.storage, world)
+        reopened(world)
     with pytest.raises(UnsupportedVersion):
         IndexReader.open(storage_backend=world.storage, clock=world.clock)
 
@@ -160,11 +139,8 @@ def test_records_that_contradict_the_state_are_damage(published):
     world = published
     state = world.service.log_state
     first = decode_document(world.storage.get(log_name(1)), "x")
-    adding = next(
-        document
-        for number in range(2, state.number + 1)
-        if (document := decode_document(world.storage.get(log_name(number)), "x"))["add"]
-    )
+    others = (decode_document(world.storage.get(log_name(number)), "x") for number in range(2, state.number + 1))
+    adding = next(document for document in others if document["add"])
     following = {"number": state.number + 1}
     for document in (
         first | following,  # a second creation
@@ -175,8 +151,7 @@ def test_records_that_contradict_the_state_are_damage(published):
         {k: v for k, v in (adding | following).items() if k != "positions"},
         adding | following | {"add": [{"name": "only"}]},
     ):
-        world.storage.put(
-            log_name(state.number + 1), encode_document({k: v for k, v in document.items() if k != "version"})
-        )
+        bare = {name: value for name, value in document.items() if name != "version"}
+        world.storage.put(log_name(state.number + 1), encode_document(bare))
         with pytest.raises(CorruptFile):
-            reopened(world.storage, world)
+            reopened(world)

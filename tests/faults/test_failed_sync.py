@@ -99,17 +99,7 @@ def live(world, disk, *, until_struck):
 
 
 def finish(world):
-    world.flush()
-    world.service.seal()
-    world.service.run_lifecycle()
-    world.service.run_lifecycle()
-    world.check()
-    assert world.service.health()["problems"] == []
-    assert not {"unsealed", "compacted"} & set(world.service.health()["files"])
-    assert world.service.durable_position("log") == world.position
-    assert world.service.log_state.positions == {"log": world.position}
-    stored = world.service.log_state.objects.values()
-    assert sum(o.count for o in stored) == len(world.model.entries)
+    world.heal()
     world.service.close()
     world.tidy()
 
@@ -148,14 +138,7 @@ def test_a_power_cut_after_it_loses_nothing_that_was_confirmed(make_world, point
         struck += 1
         world.abandon()
         disk.lose_unsynced()
-        world.open()
-        world.check()
-        world.settle()
-        world.put(5)
-        world.flush()
-        world.service.seal()
-        world.service.run_lifecycle()
-        world.check()
+        world.do("come_back settle 5 publish check")
         world.service.close()
         world.tidy()
     assert 0 < struck < MOST - 1
@@ -164,8 +147,7 @@ def test_a_power_cut_after_it_loses_nothing_that_was_confirmed(make_world, point
 def test_as_long_as_no_sync_succeeds_nothing_is_called_durable(make_world):
     world, disk = make_world(), ForgetfulDisk()
     world.open(disk)
-    world.put(3)
-    world.flush()
+    world.do("3 flush")
     before = world.service.durable_position("log")
     disk.fail_at(POINTS["entries"], times=10**6)
     for _ in range(5):

@@ -42,15 +42,7 @@ def test_a_failing_call_loses_nothing(make_world, first, error, times):
             if disk.calls() < number:
                 return
             disk.clear()
-            world.check()
-            world.flush()
-            world.check()
-            world.service.seal()
-            world.service.run_lifecycle()
-            world.check()
-            world.abandon()
-            world.open()
-            world.check()
+            world.do("check heal come_back")
             world.service.close()
         except BaseException as raised:
             raised.add_note(f"call {number} fails")
@@ -61,8 +53,7 @@ def test_a_failing_call_loses_nothing(make_world, first, error, times):
 def test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound(make_world):
     world, disk = make_world(), FaultDisk()
     service = world.open(disk, buffer_max_entries=20)
-    world.put(4)
-    world.flush()
+    world.do("4 flush")
     disk.fail("*", times=None, error=errno.ENOSPC)
     world.put(5)
     with pytest.raises(DiskFull):
@@ -74,65 +65,36 @@ def test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bou
     world.check()
     assert service.health()["problems"]
     disk.clear()
-    world.flush()
-    world.check()
+    world.do("flush check")
     assert not service.health()["problems"]
 
 
 def test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one(make_world):
     world, disk = make_world(), FaultDisk()
     service = world.open(disk)
-    world.put(2)
-    world.flush()
+    world.do("2 flush")
     (before,) = service.files()
     count, length = before.count, before.path.stat().st_size
     content = before.path.read_bytes()
     disk.fail("sync")
-    world.put(2)
-    world.flush()
+    world.do("2 flush")
     assert before.count == count and not before.accepts
     written = disk.calls("pwrite")
-    world.put(2)
-    world.flush()
+    world.do("2 flush")
     assert len(service.files()) == 2
     assert disk.calls("pwrite") == written + 2  # entries and journal of the next file
     assert before.path.stat().st_size == length
     head = before.layout.entry_position(count + 1)
     assert before.path.read_bytes()[:head] == content[:head]
-    world.check()
-    world.abandon()
+    world.do("check abandon")
     disk.lose_unsynced()
-    world.open()
-    world.check()
-
-
-def test_a_bound_on_the_local_files_pushes_back_and_heals(make_world):
-    world = make_world()
-    service = world.open(disk_max_bytes=2_000)
-    world.put(30)
-    with pytest.raises(BackPressure, match="disk_max_bytes"):
-        for _ in range(9):
-            service.flush()
-            world.put(20)
-    world.check()
-    for _ in range(30):
-        service.run_lifecycle()  # uploads and retirement make room
-        try:
-            world.flush()
-            break
-        except BackPressure:
-            continue
-    world.check()
-    world.abandon()
-    world.open()
-    world.check()
+    world.come_back()
 
 
 def test_a_flush_that_fails_makes_no_position_durable(make_world):
     world, disk = make_world(), FaultDisk()
     service = world.open(disk)
-    world.put(3)
-    world.flush()
+    world.do("3 flush")
     disk.fail("*", times=None)
     world.put(3)
     for _ in range(2):
@@ -206,17 +168,9 @@ def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation
         struck += 1
         world.check()
         if restart:
-            world.abandon()
-            world.open(FaultDisk())
-            world.check()
-            world.settle()
+            world.do("come_back settle")
         disk.clear()
-        world.flush()
-        world.publish(3)
-        world.service.run_lifecycle()
-        world.check()
-        assert world.service.health()["problems"] == []
-        assert world.service.durable_position("log") == world.position
+        world.do("flush 3 heal")
         world.service.close()
         world.tidy()
     assert 0 < struck < 14

@@ -7,7 +7,6 @@ import errno
 import pytest
 
 from tests.support.disk_faults import FaultDisk
-from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import DiskFull
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -17,10 +16,7 @@ def stored(make_world, tmp_path):
     """An open index with one file ready for upload, and the disk of its storage."""
     disk = FaultDisk()
     world = make_world(LocalStorage(tmp_path / "store", disk=disk))
-    world.open()
-    world.put(5)
-    world.service.seal()
-    world.confirm()
+    world.do("open 5 seal")
     return world, disk
 
 
@@ -31,16 +27,9 @@ def test_files_wait_locally_and_are_published_once_there_is_room(stored):
         with pytest.raises(DiskFull):
             world.service.run_lifecycle()
         assert any("No space left" in problem for problem in world.service.health()["problems"])
-        world.put(5)
-        world.flush()
-        world.check()
+        world.do("5 flush check")
     disk.clear()
-    world.service.seal()
-    world.service.run_lifecycle()
-    assert world.service.health()["problems"] == []
-    assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
-    assert {info.name for info in world.storage.list("data/")} == set(world.service.log_state.objects)
-    world.check()
+    world.heal()
 
 
 def test_a_lease_that_can_t_be_released_is_no_reason_to_fail(stored):
@@ -49,36 +38,13 @@ def test_a_lease_that_can_t_be_released_is_no_reason_to_fail(stored):
     disk.fail("pwrite", times=None, error=errno.ENOSPC)
     world.service.close()
     disk.clear()
-    world.open()
-    world.check()
-
-
-def test_a_checkpoint_that_finds_no_room_does_not_undo_its_record(make_world):
-    world = make_world()
-    storage = FaultStorage(world.storage)
-    storage.fail("put", name_prefix="checkpoint/", times=None, error=DiskFull)
-    world.open(storage=storage, checkpoint_every=1)
-    world.put(5)
-    world.service.seal()
-    world.confirm()
-    assert world.service.run_lifecycle().uploaded == 1
-    assert world.service.health()["problems"] == []
-    assert not list(world.storage.list("checkpoint/"))
-    world.check()
-    storage.clear()
-    world.publish(5)
-    assert list(world.storage.list("checkpoint/"))
+    world.do("open check")
 
 
 def test_a_known_root_starts_while_the_storage_has_no_room(stored):
     world, disk = stored
     world.service.close()
     disk.fail("pwrite", times=None, error=errno.ENOSPC)
-    world.open()
-    world.put(2)
-    world.flush()
+    world.do("open 2 flush")
     disk.clear()
-    world.service.seal()
-    world.service.run_lifecycle()
-    assert world.service.health()["problems"] == []
-    world.check()
+    world.heal()

@@ -5,6 +5,7 @@ The log decides: entries that either job removes are gone. No other entry is los
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ import pytest
 
 from tests.property.published import Published, mark
 from tests.spark.in_process import GENESIS, planned, shards_of, written
+from tests.support.batches import columns_of
+from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging
 from tiered_index.clock import ManualClock
 from tiered_index.retention import Retention
@@ -88,15 +91,9 @@ def writing(life: Merging, storage: Storage, log: StorageLog) -> None:
 
 def building(life: Merging, storage: Storage, log: StorageLog) -> None:
     """Tables of a build are added, of hours that others have and of one that nobody has."""
-    rows = [
-        (topic, 2, key, 1_000 + hour, 1, BASE_MS + hour * HOUR_MS)
-        for hour in (1, 3, 6)
-        for topic in TOPICS
-        for key in KEYS
-    ]
-    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-    assert log.state.genesis is not None
+    every = itertools.product((1, 3, 6), TOPICS, KEYS)
+    rows = [(topic, 2, key, 1_000 + hour, 1, BASE_MS + hour * HOUR_MS) for hour, topic, key in every]
+    table = pa.table(columns_of(rows))
     plan = replace(planned(table), genesis=log.state.genesis)
     publish_tables(shards_of(written(table, plan, storage, now_ms=life.clock.now_ms())), "append", storage, log)
     for row in rows:
@@ -127,9 +124,7 @@ class Stopping(WrapperStorage):
 
 
 def run(job: Callable[..., None], life: Merging, storage: Storage) -> None:
-    log = StorageLog(storage, life.clock)
-    log.open()
-    job(life, storage, log)
+    job(life, storage, open_log(storage, life.clock))
 
 
 @pytest.mark.parametrize("second", BESIDE.values(), ids=BESIDE.keys())

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
+from tests.support.cold_index import Recorder
+from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import merge
-from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
 WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "abort_upload", "delete")
@@ -59,36 +59,26 @@ def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         life.close()
 
 
-def calls_of_a_merge(life: Merging) -> Counter[str]:
+def merge_through(life: Merging, fault: Callable[[FaultStorage], None] = lambda _: None) -> FaultStorage:
+    """Merge by a storage to which `fault` is done once the log is open."""
     faulty = FaultStorage(life.storage)
-    merge(faulty, _log_of(life, faulty), life.clock, life.options(), threads=1)
+    log = open_log(faulty, life.clock)
+    fault(faulty)
+    merge(faulty, log, life.clock, life.options(), threads=1)
+    return faulty
+
+
+def calls_of_a_merge(life: Merging) -> Counter[str]:
+    faulty = merge_through(life)
     return Counter({operation: faulty.calls(operation) for operation in (*WRITING, *READING)})
-
-
-class Noting(WrapperStorage):
-    """Keeps the operations in their order."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.operations: list[str] = []
-
-    def _around(self, call: Call, act: Callable[[], Any]) -> Any:
-        self.operations.append(call.operation)
-        return act()
 
 
 def reads_of_tasks(life: Merging) -> int:
     """Return how many ranges are read before the last record; the summary of directories reads more behind it."""
-    noting = Noting(life.storage)
-    merge(noting, _log_of(life, noting), life.clock, life.options(), threads=1)
-    records = [at for at, operation in enumerate(noting.operations) if operation == "put_if_absent"]
-    return noting.operations[: records[-1]].count("get_range")
-
-
-def _log_of(life: Merging, storage: Storage) -> StorageLog:
-    log = StorageLog(storage, life.clock)
-    log.open()
-    return log
+    recorder = Recorder(life.storage)
+    merge(recorder, open_log(recorder, life.clock), life.clock, life.options(), threads=1)
+    last = max(at for at, operation in enumerate(recorder.operations) if operation == "put_if_absent")
+    return recorder.operations[:last].count("get_range")
 
 
 def sweep_and_check(life: Merging) -> None:
@@ -107,13 +97,7 @@ def sweep_and_check(life: Merging) -> None:
 def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> None:
     """The other tests strike each of these calls; without them they would strike nothing."""
     calls = calls_of_a_merge(make_life())
-    assert (
-        min(
-            calls[name]
-            for name in ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "get_range")
-        )
-        >= 1
-    )
+    assert all(calls[name] for name in (*WRITING[:6], "get_range"))
     assert calls["abort_upload"] == calls["delete"] == 0
 
 
@@ -136,12 +120,10 @@ def test_the_old_state_or_the_new_one(
     whole = {name: stored.count for name, stored in life.state.objects.items()}
     outcomes = set()
     for nth in sorted({1, 2, (counted + 1) // 2, counted}):
-        faulty = FaultStorage(life.storage)
-        log = _log_of(life, faulty)
-        faulty.fail(operation, nth=nth, times=None if lasting else 1, when=when)
         before = life.state
         try:
-            merge(faulty, log, life.clock, life.options(), threads=1)
+            times = None if lasting else 1
+            merge_through(life, lambda it, nth=nth, times=times: it.fail(operation, nth=nth, times=times, when=when))
             outcomes.add("merged")
         except StorageUnavailable:
             outcomes.add("failed")
@@ -166,11 +148,9 @@ def test_the_old_state_or_the_new_one(
 def test_a_merge_that_fails_takes_back_what_it_sent(make_life: Callable[[], Merging]) -> None:
     life = make_life()
     before = {info.name for info in life.storage.list("data/")}
-    faulty = FaultStorage(life.storage)
-    log = _log_of(life, faulty)
-    faulty.fail("get_range", nth=reads_of_tasks(make_life()))
+    nth = reads_of_tasks(make_life())
     with pytest.raises(StorageUnavailable):
-        merge(faulty, log, life.clock, life.options(), threads=1)
+        merge_through(life, lambda it: it.fail("get_range", nth=nth))
     assert not list(life.storage.list_uploads("data/"))
     state = life.state
     assert {info.name for info in life.storage.list("data/")} == before | set(state.objects)
@@ -178,14 +158,14 @@ def test_a_merge_that_fails_takes_back_what_it_sent(make_life: Callable[[], Merg
 
 def test_the_first_error_counts_not_that_of_taking_back(make_life: Callable[[], Merging]) -> None:
     life = make_life()
-    faulty = FaultStorage(life.storage)
-    log = _log_of(life, faulty)
-    faulty.fail("upload_part", nth=2, times=None, error=lambda text: StorageUnavailable("the part: " + text))
-    faulty.fail("abort_upload", times=None)
-    faulty.fail("delete", times=None)
+
+    def fail(faulty: FaultStorage) -> None:
+        faulty.fail("upload_part", nth=2, times=None, error=lambda text: StorageUnavailable("the part: " + text))
+        faulty.fail("abort_upload", times=None)
+        faulty.fail("delete", times=None)
+
     with pytest.raises(StorageUnavailable, match="the part"):
-        merge(faulty, log, life.clock, life.options(), threads=1)
-    faulty.clear()
+        merge_through(life, fail)
     sweep_and_check(life)
 
 
@@ -196,15 +176,10 @@ def test_a_source_that_answers_wrongly_is_never_merged(
     """Once is a bad transfer and asked again; always is a corrupt file, and nothing changes."""
     life = make_life()
     number = life.state.number
-    faulty = FaultStorage(life.storage)
-    log = _log_of(life, faulty)
-    faulty.corrupt("get_range", mode=mode, nth=3, times=None)
     with pytest.raises(CorruptFile):
-        merge(faulty, log, life.clock, life.options(), threads=1)
+        merge_through(life, lambda it: it.corrupt("get_range", mode=mode, nth=3, times=None))
     assert life.state.number == number
-    faulty.clear()
-    faulty.corrupt("get_range", mode=mode, nth=3)
-    merge(faulty, log, life.clock, life.options(), threads=1)
+    merge_through(life, lambda it: it.corrupt("get_range", mode=mode, nth=3))
     sweep_and_check(life)
 
 

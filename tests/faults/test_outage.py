@@ -5,11 +5,13 @@ Lookups of local files are complete. Uploads continue after the outage.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
 import pytest
 
+from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BackPressure, LockHeld, StorageUnavailable, WriterFenced
@@ -68,20 +70,9 @@ def published(world):
 def settle(world):
     """Have everything published, and look at it from all sides."""
     for _ in range(3):
-        world.service.run_lifecycle()
-        world.flush()
+        world.do("run_lifecycle flush")
     assert world.service.health()["problems"] == []
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
-    world.check()
-    assert not {"unsealed", "compacted"} & set(world.service.health()["files"])
-    assert world.service.log_state.positions == {"log": world.position}
-    assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
-    assert {info.name for info in world.storage.list("data/")} == set(world.service.log_state.objects)
-    assert list(world.storage.list_uploads()) == []
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
-        world.check(reader.query)
+    world.heal()
 
 
 @pytest.mark.parametrize("down", DOWN)
@@ -101,8 +92,7 @@ def test_files_wait_and_uploads_resume_in_order(world, down):
         waited = [sequence for name, sequence in after[len(before) :] if name == lane]
         assert waited == sorted(waited)
     world.service.close()
-    world.open()
-    world.check()
+    world.do("open check")
 
 
 def test_at_the_disks_bound_puts_are_pushed_back_until_the_storage_is_there_again(world):
@@ -116,55 +106,44 @@ def test_at_the_disks_bound_puts_are_pushed_back_until_the_storage_is_there_agai
     assert world.service.health()["buffered_entries"] > 50
     world.reach.clear()
     for _ in range(20):
-        try:
-            world.service.run_lifecycle()
-            world.flush()
+        with contextlib.suppress(BackPressure):
+            world.do("run_lifecycle flush")
             break
-        except BackPressure:
-            continue
     settle(world)
 
 
-def test_the_writers_own_threads_resume_by_themselves(world, eventually):
+def test_the_writers_own_threads_resume_by_themselves(world):
     world.open(storage=world.reach, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
     take_down(world)
-    world.put(30)
-    world.service.seal()
-    eventually(lambda: any("scripted fault" in problem for problem in world.service.health()["problems"]))
+    world.do("30 seal")
+    until(lambda: any("scripted fault" in problem for problem in world.service.health()["problems"]))
     world.clock.advance(3600)
-    world.put(5)
-    world.flush()
-    world.check()
+    world.do("5 flush check")
     world.reach.clear()
-    world.service.seal()
-    world.confirm()
-    eventually(lambda: set(world.service.health()["files"]) == {"uploaded"} and not world.service.health()["problems"])
+    world.seal()
+    until(lambda: set(world.service.health()["files"]) == {"uploaded"} and not world.service.health()["problems"])
     world.check()
     assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
 
 
 @pytest.mark.parametrize("operation", ["put", "put_if_absent", "head", "list"])
-def test_a_storage_that_does_not_answer_holds_up_nobody_but_the_life_cycle(world, eventually, operation):
+def test_a_storage_that_does_not_answer_holds_up_nobody_but_the_life_cycle(world, operation):
     world.open(storage=world.reach, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
     world.put(30)
     hang = world.reach.hang(operation)
-    world.service.seal()
-    world.confirm()
-    eventually(hang.entered.is_set)
-    world.put(20)
-    world.flush()
-    world.service.seal()
-    world.check()
+    world.seal()
+    until(hang.entered.is_set)
+    world.do("20 seal check")
     world.service.health()
     hang.release.set()
-    eventually(lambda: set(world.service.health()["files"]) == {"uploaded"})
+    until(lambda: set(world.service.health()["files"]) == {"uploaded"})
     world.check()
 
 
 def test_a_lease_that_ended_meanwhile_is_renewed_where_nobody_claimed(world, make_world):
     world.open(storage=world.reach)
     take_down(world)
-    let_hours_pass(world)
+    let_hours_pass(world, minutes=5)
     world.reach.clear()
     world.put(3)
     settle(world)
@@ -179,16 +158,14 @@ def test_a_lease_that_ended_meanwhile_is_renewed_where_nobody_claimed(world, mak
 def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
     """The storage was down for this host only."""
     world.open(storage=world.reach)
-    world.put(20)
-    world.flush()
+    world.do("20 flush")
     take_down(world)
     other = make_world(world.storage)
     other.clock = world.clock
     with pytest.raises(LockHeld):
         other.open()
-    let_hours_pass(world)
-    other.open()
-    other.publish(7)
+    let_hours_pass(world, minutes=5)
+    other.do("open 7 publish")
     before = [info.name for info in world.storage.list("log/")]
     world.reach.clear()
     for _ in range(2):
@@ -207,8 +184,7 @@ def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
     world.open(storage=world.reach)
     world.service.run_lifecycle()
     count = len(world.model.entries) + len(other.model.entries)
-    world.service.seal()
-    world.service.run_lifecycle()
+    world.do("seal run_lifecycle")
     assert sum(o.count for o in world.service.log_state.objects.values()) == count
 
 
@@ -221,8 +197,7 @@ def test_a_writer_that_starts_without_its_storage_counts_as_unpublished_what_wai
     world.open(storage=world.reach)
     health = world.service.health()
     assert "uploaded" in health["files"] and health["unpublished"] == {"files": 0, "entries": 0}
-    world.put(1)
-    world.flush()
+    world.do("1 flush")
     assert world.service.health()["unpublished"]["files"] == 1
     world.reach.clear()
     settle(world)
@@ -230,14 +205,12 @@ def test_a_writer_that_starts_without_its_storage_counts_as_unpublished_what_wai
 
 def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world, make_world):
     world.open(storage=world.reach)
-    world.put(20)
-    world.flush()
+    world.do("20 flush")
     take_down(world)
     let_hours_pass(world, minutes=5)
     world.abandon()
     world.open(storage=world.reach)
-    world.put(3)
-    world.flush()
+    world.do("3 flush")
     other = make_world(world.storage)
     other.clock = world.clock
     other.open()
@@ -246,8 +219,7 @@ def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world,
     with pytest.raises(LockHeld):
         world.service.run_lifecycle()
     assert any("is being written by this process" in problem for problem in world.service.health()["problems"])
-    world.put(3)
-    world.flush()
+    world.do("3 flush")
     assert [info.name for info in world.storage.list("log/")] == before
     other.service.close()
     world.service.run_lifecycle()
@@ -257,9 +229,7 @@ def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world,
 def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(make_world):
     world = make_world()
     world.settings["local_keep_s"] = 86400
-    world.open()
-    world.put(9)
-    world.flush()
+    world.do("open 9 flush")
     storage = FaultStorage(world.storage)
     with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
         world.check(reader.query)
@@ -274,8 +244,7 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
         (many,) = reader.query_many([Lookup(topic="orders", key="a")])
         assert many.freshness == (seen,)
         world.clock.advance(86_401)
-        world.put(3)
-        world.flush()
+        world.do("3 flush")
         world.service.run_lifecycle()  # nobody keeps the writer from the storage: the older file leaves the root
         older = {file.file_id: file for file in reader.files() if file.place == "storage" and file.file_id != "log"}
         assert len(older) == world.service.health()["files"]["storage"] > 0
@@ -302,8 +271,7 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
 def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_answers(make_world):
     world = make_world()
     world.settings["local_keep_s"] = 86400
-    world.open()
-    world.publish(9)
+    world.do("open 9 publish")
     storage = FaultStorage(world.storage)
     with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
         storage.fail("*", times=None)
@@ -327,11 +295,7 @@ def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_an
 def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_world, tmp_path, empty):
     folder = tmp_path / "store"
     world = make_world(LocalStorage(folder))
-    world.open()
-    world.publish(9)
-    world.put(9)
-    world.service.seal()
-    world.confirm()
+    world.do("open 9 publish 9 seal")
     folder.rename(tmp_path / "away")
     if empty:
         folder.mkdir()
@@ -342,19 +306,11 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_
         assert any("is it mounted" in problem for problem in world.service.health()["problems"])
     written = [info.name for info in LocalStorage(folder).list()]
     assert not [name for name in written if name.startswith(("log/", "data/", "epoch/"))]
-    world.put(3)
-    world.flush()
+    world.do("3 flush")
     if folder.exists():
         shutil.rmtree(folder)
     (tmp_path / "away").rename(folder)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
-    world.check()
-    assert world.service.health()["problems"] == []
-    assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
-        world.check(reader.query)
+    world.heal()
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
@@ -362,8 +318,7 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_one_without_news(make_wo
     folder = tmp_path / "store"
     world = make_world(LocalStorage(folder))
     world.settings["local_keep_s"] = 86400
-    world.open()
-    world.publish(9)
+    world.do("open 9 publish")
     kept = {"clock": world.clock, "refresh_interval_s": 10}
     with (
         IndexReader.open(root=world.root, **kept) as beside,

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import DiskFull
@@ -63,9 +64,8 @@ def test_steps_are_taken_as_the_file_fills_and_after_a_restart(tmp_path, small_s
     disk.lose_unsynced()
     with open_index(tmp_path, storage, disk) as index:
         assert offsets(index) == list(range(59, -1, -1))
-        columns = {name: [value] * 700 for name, value in {"topic": "t", "queue_id": 0, "key": "k", "size": 1}.items()}
         # several steps at once, and several files
-        index.put_batch(columns | {"timestamp_ms": [T] * 700, "offset": list(range(60, 760))})
+        index.put_batch(batch(700, offset=range(60, 760)))
         index.flush()
         assert offsets(index) == list(range(759, -1, -1))
         index.seal()
