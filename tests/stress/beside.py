@@ -24,8 +24,6 @@ from tests.support.model import ModelEntry, Problem, ReferenceModel
 from tiered_index import IndexReader
 from tiered_index.types import Lookup, QueryResult
 
-__all__ = ["KEYS", "Shared", "key_of", "message", "wrong"]
-
 KEYS = 7
 NOW_MS = 1_700_000_000_000
 _SLOTS = struct.Struct("q")

@@ -9,8 +9,6 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Census", "begin_census", "census"]
-
 _others: set[threading.Thread] = set()
 
 

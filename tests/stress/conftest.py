@@ -30,11 +30,8 @@ def open_index(tmp_path: Path, disk: UnsyncedDisk) -> Iterator[Callable[..., Ind
     opened = []
 
     def make(root: str = "root", **settings: Any) -> IndexService:
-        opened.append(
-            IndexService.open(
-                root=tmp_path / root, **{"disk": disk, "slots": 7, "items": 64, "query_threads": 2, **settings}
-            )
-        )
+        chosen = {"disk": disk, "slots": 7, "items": 64, "query_threads": 2, **settings}
+        opened.append(IndexService.open(root=tmp_path / root, **chosen))
         return opened[-1]
 
     yield make

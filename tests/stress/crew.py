@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Crew"]
-
 _PATIENCE_S = 170.0
 
 

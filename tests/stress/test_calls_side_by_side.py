@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.stress.crew import Crew
+from tests.support.batches import columns_of
 from tests.support.model import Answer, ReferenceModel
 from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -17,7 +18,6 @@ from tiered_index.storage.memory import MemoryStorage
 ROUNDS = 15
 AT_ONCE = 3
 NOW_MS = 1_700_000_000_000
-NAMES = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 KEYS = tuple(f"k{number}" for number in range(9))
 
 
@@ -53,7 +53,7 @@ def put(service, model, count, *, bad_clocks=True):
     ]
     for row in rows:
         model.put(*row)
-    service.put_batch(dict(zip(NAMES, map(list, zip(*rows, strict=True)), strict=True)))
+    service.put_batch(columns_of(rows))
 
 
 def check(service, model):

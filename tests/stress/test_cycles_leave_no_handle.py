@@ -37,7 +37,6 @@ from tiered_index.storage.opening import open_storage
 
 NOW_MS = int(time.time() * 1000)
 BAD_CLOCK_MS = 1_000_000
-STORAGES = ("file", "sqlite", "memory", "s3")
 SMALL: dict[str, Any] = {"slots": 7, "items": 10, "query_threads": 2}
 
 
@@ -148,13 +147,8 @@ def commands(place: Place) -> None:
 
 
 KINDS = (
-    a_writer_in_the_background,
-    rounds_of_the_life_cycle,
-    a_writer_that_is_abandoned,
-    readers,
-    opens_that_fail,
-    lookups_that_time_out,
-    commands,
+    *(a_writer_in_the_background, rounds_of_the_life_cycle, a_writer_that_is_abandoned, readers),
+    *(opens_that_fail, lookups_that_time_out, commands),
 )
 
 
@@ -177,12 +171,8 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     if scheme == "s3":
         server = request.getfixturevalue("s3_environment")
         return Place(folder, f"s3://{server.new_bucket()}/index?endpoint_url={server.endpoint_url}")
-    uris = {
-        "file": f"file://{folder}/store",
-        "sqlite": f"sqlite:///{folder}/store.db",
-        "memory": f"memory://{tmp_path.name}",
-    }
-    return Place(folder, uris[scheme])
+    name = {"file": f"{folder}/store", "sqlite": f"/{folder}/store.db", "memory": tmp_path.name}[scheme]
+    return Place(folder, f"{scheme}://{name}")
 
 
 @contextlib.contextmanager
@@ -218,18 +208,16 @@ def cycles_leave_nothing(place: Place, cycle: Callable[[Place], None], number: i
     indirect=["place"],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_cycles_leave_nothing_open(
-    place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("capsys")
+def test_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None]) -> None:
     cycles_leave_nothing(place, cycle, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cycle", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("place", STORAGES, indirect=True)
-def test_hundreds_of_cycles_leave_nothing_open(
-    place: Place, cycle: Callable[[Place], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("place", ["file", "sqlite", "memory", "s3"], indirect=True)
+@pytest.mark.usefixtures("capsys")
+def test_hundreds_of_cycles_leave_nothing_open(place: Place, cycle: Callable[[Place], None]) -> None:
     cycles_leave_nothing(place, cycle, 300 if not place.uri.startswith("s3") else 50)
 
 
@@ -254,25 +242,13 @@ class FailingCall:
     one.
     """
 
+    OF_THE_SYSTEM = (
+        *("open", "fstat", "pread", "pwrite", "ftruncate", "posix_fallocate", "replace", "link", "unlink"),
+        *("scandir", "listdir", "statvfs", "fsync"),
+    )
     CALLS = (
-        (os, "open"),
-        (os, "fstat"),
-        (os, "pread"),
-        (os, "pwrite"),
-        (os, "ftruncate"),
-        (os, "posix_fallocate"),
-        (os, "replace"),
-        (os, "link"),
-        (os, "unlink"),
-        (os, "scandir"),
-        (os, "listdir"),
-        (os, "statvfs"),
-        (os, "fsync"),
-        (fcntl, "flock"),
-        (mmap, "mmap"),
-        (io, "open"),
-        (sqlite3, "connect"),
-        (threading.Thread, "start"),
+        *((os, name) for name in OF_THE_SYSTEM),
+        *((fcntl, "flock"), (mmap, "mmap"), (io, "open"), (sqlite3, "connect"), (threading.Thread, "start")),
     )
 
     def __init__(self, nth: int, error: Callable[[], BaseException]) -> None:
@@ -356,14 +332,8 @@ def every_call_fails(place: Place, error: Callable[[], BaseException], step: int
                 shutil.copytree(as_it_was, place.folder)
 
 
+@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", [partial(OSError, errno.EIO, "scripted"), MemoryError], ids=["disk", "memory"])
 @pytest.mark.parametrize("place", ["file", "sqlite"], indirect=True)
-def test_a_call_that_fails_leaves_nothing_open(place: Place, error: Callable[[], BaseException]) -> None:
-    every_call_fails(place, error, 61)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [partial(OSError, errno.EIO, "scripted"), MemoryError], ids=["disk", "memory"])
-@pytest.mark.parametrize("place", ["file", "sqlite"], indirect=True)
-def test_any_call_that_fails_leaves_nothing_open(place: Place, error: Callable[[], BaseException]) -> None:
-    every_call_fails(place, error, 1)
+def test_a_call_that_fails_leaves_nothing_open(place: Place, error: Callable[[], BaseException], step: int) -> None:
+    every_call_fails(place, error, step)

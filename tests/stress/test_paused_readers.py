@@ -21,13 +21,8 @@ ASK = {
     "query": lambda service: service.query("t", "k", max_count=1000),
     "query_many": lambda service: service.query_many([Lookup(topic="t", key="k", max_count=1000)])[0],
 }
-# what each kind of look-up calls inside a search, by the state of the file that it reads
-INSIDE = {
-    ("unsealed", "query"): (LocalView, "find"),
-    ("unsealed", "query_many"): (LocalView, "find_many"),
-    ("compacted", "query"): (LocalView, "find"),
-    ("compacted", "query_many"): (LocalView, "find_many"),
-}
+# what each kind of look-up calls inside a search of a local file
+INSIDE = {"query": (LocalView, "find"), "query_many": (LocalView, "find_many")}
 
 
 class Pause:
@@ -97,7 +92,7 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
         compact_only(service, storage)
     before = files_below(tmp_path / "root")
     (name,) = before
-    crew, pause = Crew(1), Pause(monkeypatch, *INSIDE[state, ask])
+    crew, pause = Crew(1), Pause(monkeypatch, *INSIDE[ask])
     thread, answers = began(crew, pause, ASK[ask], service)
     for _ in range(3):
         service.run_lifecycle()
@@ -119,7 +114,7 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
 @pytest.mark.parametrize("ask", ASK)
 def test_a_reader_of_an_open_file_sees_it_fill_seal_and_go(service, tmp_path, monkeypatch, ask):
     """It was inside the active file's search when that took more entries, was full, and went all the way."""
-    crew, pause = Crew(2), Pause(monkeypatch, *INSIDE["unsealed", ask])
+    crew, pause = Crew(2), Pause(monkeypatch, *INSIDE[ask])
     more = 3 * COUNT
     service.put("t", 0, "other", 10**6, 1, NOW_MS)
     service.flush()

@@ -60,19 +60,12 @@ def write_on(service, shared, crew, rolls, rng):
 
 
 def run(open_index, folder, rolls, seed, *, keep_bytes=0, commands=2):
-    service = open_index(
-        storage=f"file://{folder}/store",
-        items=ITEMS,
-        background=False,
-        local_keep_s=10**6,
-        local_keep_bytes=keep_bytes,
-        disk=None,
-    )
+    kept = {"local_keep_s": 10**6, "local_keep_bytes": keep_bytes}
+    service = open_index(storage=f"file://{folder}/store", items=ITEMS, background=False, disk=None, **kept)
     root, shared, crew = folder / "root", Shared.make(folder / "shared"), Crew(seed)
     command = python("tests.stress.beside", root, folder / "shared")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
         try:
-            assert child.stdout
             assert child.stdout.readline() == "ready\n"
             writer = crew.begin("writer", write_on, service, shared, crew, rolls, random.Random(seed))
             crew.repeat("life", service.run_lifecycle)

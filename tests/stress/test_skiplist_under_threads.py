@@ -7,10 +7,10 @@ moment of it, a scan that begins after a removal never meets the node, and rest 
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
+from tests.property.test_skiplist import check_reach
 from tests.stress.crew import Crew
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.catalog.skiplist import TimeRangeSkipList
@@ -25,7 +25,7 @@ class Interval:
         self.number, self.begin, self.end = number, begin, end
 
 
-def churn(crew, tested, rng, kept, changes):
+def churn(crew, tested, rng, kept, gone, changes):
     """Insert and remove at random, some of them far-reaching ones."""
     mine = []
     for number in range(changes):
@@ -36,25 +36,26 @@ def churn(crew, tested, rng, kept, changes):
             handle = Interval(number, begin, begin + rng.choice((0, 1, 5, 2 * SPAN)))
             mine.append(tested.insert(handle.begin, handle.end, handle))
         elif mine:
-            tested.remove(mine.pop(rng.randrange(len(mine))))
+            node = mine.pop(rng.randrange(len(mine)))
+            tested.remove(node)
+            gone.append(node)
     kept += mine
 
 
-def scan(crew, tested, rng, steady):
+def scan(crew, tested, rng, steady, gone):
     while not crew.stop.is_set():
         low = rng.randrange(-3, SPAN + 3)
         high = low + rng.choice((0, 1, 7, 3 * SPAN))
-        seen, last = [], None
+        seen, last, removed = [], None, set(gone)
         for node in tested.overlapping(low, high):
             handle = node.value
+            assert node not in removed, "it was removed before the scan began"
             assert handle.begin <= high and handle.end >= low, "not overlapping"
             assert last is None or node.key > last, f"out of order or twice: {node.key} after {last}"
             last = node.key
             seen.append(handle)
-        missing = {h.number for h in steady if h.begin <= high and h.end >= low} - {
-            h.number for h in seen if h in steady
-        }
-        assert not missing, f"[{low}, {high}] misses {missing}"
+        missing = {handle for handle in steady if handle.begin <= high and handle.end >= low} - set(seen)
+        assert not missing, f"[{low}, {high}] misses {[handle.number for handle in missing]}"
 
 
 def check_at_rest(tested, nodes):
@@ -63,70 +64,25 @@ def check_at_rest(tested, nodes):
     for low in range(-3, 3 * SPAN, 7):
         for high in (low, low + 9, low + 400):
             assert list(tested.overlapping(low, high)) == [n for n in expected if n.begin <= high and n.end >= low]
-    for node in [tested._head, *expected]:
-        for level in range(len(node.links)):
-            target, reach = node.links[level]
-            ends, step = [], node
-            while step is not target and (step := step.links[0][0]) is not None:
-                ends.append(step.end)
-            assert not ends or reach == max(ends), "at rest a link says exactly what it passes over"
+    check_reach(tested)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_scans_are_in_order_and_complete_beside_changes(eager_switches, seed):
     rng = random.Random(seed)
     tested = TimeRangeSkipList(random.Random(seed))
-    steady = []
-    nodes = []
+    steady, nodes, gone = [], [], []
     for begin in range(0, SPAN, 4):
         handle = Interval(-begin - 1, begin, begin + rng.choice((0, 2, SPAN)))
         steady.append(handle)
         nodes.append(tested.insert(handle.begin, handle.end, handle))
     crew = Crew(seed)
     for number in range(2):
-        crew.begin(f"scan-{number}", scan, crew, tested, random.Random(10 * seed + number), frozenset(steady))
-    changers = [
-        crew.begin(f"change-{n}", churn, crew, tested, random.Random(50 * seed + n), nodes, 2500) for n in range(3)
-    ]
-    crew.wait_for(changers)
+        crew.begin(f"scan-{number}", scan, crew, tested, random.Random(10 * seed + number), frozenset(steady), gone)
+    own = [random.Random(50 * seed + n) for n in range(3)]
+    crew.wait_for([crew.begin("change", churn, crew, tested, chance, nodes, gone, 2500) for chance in own])
     crew.finish()
     check_at_rest(tested, nodes)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_what_was_removed_before_a_scan_is_not_met_by_it(eager_switches, seed):
-    """A scan knows what had gone when it began."""
-    rng = random.Random(seed)
-    tested, gone, lock = TimeRangeSkipList(random.Random(seed)), set(), threading.Lock()
-    crew = Crew(seed)
-
-    def change():
-        mine = []
-        for number in range(2000):
-            if crew.stop.is_set():
-                return
-            begin = rng.randrange(SPAN)
-            mine.append(tested.insert(begin, begin + rng.choice((0, 3, SPAN)), number))
-            if len(mine) > 25:
-                node = mine.pop(rng.randrange(len(mine)))
-                tested.remove(node)
-                with lock:
-                    gone.add(id(node))
-                    kept_alive.append(node)
-
-    kept_alive = []  # so that no id is used again
-
-    def look():
-        while not crew.stop.is_set():
-            with lock:
-                before = set(gone)
-            met = {id(node) for node in tested.overlapping(0, 3 * SPAN)} & before
-            assert not met, f"{len(met)} nodes that had been removed"
-
-    crew.begin("look-1", look)
-    crew.begin("look-2", look)
-    crew.wait_for([crew.begin("change", change)])
-    crew.finish()
 
 
 class File:
