@@ -8,6 +8,7 @@ then they are held to it. Readers are `rules_of_readers`, what strikes lookups `
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import shutil
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.property.places import Place, memory
+from tests.support.batches import columns_of
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexService
@@ -63,6 +65,7 @@ CACHES = (
     {"block_cache_bytes": 0, "directory_cache_bytes": 100},
 )
 # the usual ones, and such that hold little or nothing
+seeds = st.integers(0, 99)
 works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "close"])
 
 
@@ -71,10 +74,16 @@ def seeded(rng):
     made = []
     for _ in range(20):
         topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
-        made.append(
-            (topic, rng.randrange(2), [key], rng.randrange(6), rng.randrange(3), NOW_MS - 1000 * rng.randrange(8))
-        )
+        queue_id, offset, size = rng.randrange(2), rng.randrange(6), rng.randrange(3)
+        made.append((topic, queue_id, [key], offset, size, NOW_MS - 1000 * rng.randrange(8)))
     return made
+
+
+def compare_page(found, result, expected, count):
+    """Compare a page of up to `count` answers with all that are left."""
+    assert found == expected[:count]
+    assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
+    assert (result.cursor is not None) == (result.status == "truncated")
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -109,20 +118,11 @@ class IndexMachine(RuleBasedStateMachine):
         self.clock = ManualClock(NOW_MS)
         self.storage = self.where.storage
         self.caches = {"refresh_interval_s": 10, **caches}
-        self.settings = {
-            "root": self.folder / "root",
-            "preset": preset,
-            "slots": slots,
-            "items": items,
-            "local_keep_s": keep_s,
-            "checkpoint_every": checkpoint_every,
-            "background": False,
-            "query_threads": 2,
-            **self.caches,
-        }
+        self.settings = {"root": self.folder / "root", "preset": preset, "slots": slots, "items": items}
+        self.settings |= {"local_keep_s": keep_s, "checkpoint_every": checkpoint_every, **self.caches}
+        self.settings |= {"background": False, "query_threads": 2}
         self.keyed = preset == "native"
-        self.model = ReferenceModel(keyed=preset == "native")
-        self.durable = ReferenceModel(keyed=preset == "native")
+        self.model, self.durable = ReferenceModel(keyed=self.keyed), ReferenceModel(keyed=self.keyed)
         self.calls = []  # (entries, source position) of each accepted call
         self.position = 0
         self.half_flushed = False  # a flush has failed: some of what waits may be durable already
@@ -133,16 +133,21 @@ class IndexMachine(RuleBasedStateMachine):
 
     def open(self):
         self.disk = FaultDisk()
-        self.service = IndexService.open(
-            storage_backend=self.storage, clock=self.clock, disk=self.disk, **self.settings
-        )
+        where = {"storage_backend": self.storage, "clock": self.clock, "disk": self.disk}
+        self.service = IndexService.open(**where, **self.settings)
 
     def drop(self):
-        try:
+        with contextlib.suppress(SimulatedCrash):
             self.service.abandon()
-        except SimulatedCrash:
-            pass
         self.service = None
+
+    def come_back(self, cut, rng=None):
+        """Open the index after the end of its process, or after a power cut."""
+        self.drop()
+        if cut:
+            self.disk.lose_unsynced(rng)
+        self.open()
+        self.resolve()
 
     # Writing
 
@@ -173,28 +178,16 @@ class IndexMachine(RuleBasedStateMachine):
 
     def put_all(self, batch, *, arrow=False):
         self.position += 1
-        rows = [
-            (topic, queue, key, offset, size, ms)
-            for topic, queue, names, offset, size, ms in batch
-            for key in dict.fromkeys(names)
-        ]
+        rows = [(topic, queue, key, *more) for topic, queue, names, *more in batch for key in dict.fromkeys(names)]
         entries = [entry for message in batch for entry in self.model.put(*message)]
-        topic, queue_id, key, offset, size, timestamp_ms = (
-            (list(column) for column in zip(*rows, strict=True)) if rows else ([] for _ in range(6))
-        )
-        columns = {
-            "topic": topic,
-            "queue_id": np.array(queue_id, np.int32),
-            "key": key,
-            "offset": np.array(offset, np.int64),
-            "size": np.array(size, ">u4"),
-            "timestamp_ms": np.array(timestamp_ms, np.int64),
-        }
+        columns = columns_of(rows)
+        for name, kind in (("queue_id", "i4"), ("offset", "i8"), ("size", ">u4"), ("timestamp_ms", "i8")):
+            columns[name] = np.array(columns[name], kind)
         if arrow:
+            columns["topic"] = pa.array(columns["topic"], pa.string())
+            columns["key"] = pa.array(columns["key"], pa.large_string())
             columns["size"] = columns["size"].astype(np.int16)
-            columns = pa.RecordBatch.from_pydict(
-                columns | {"topic": pa.array(topic, pa.string()), "key": pa.array(key, pa.large_string())}
-            )
+            columns = pa.RecordBatch.from_pydict(columns)
         assert self.service.put_batch(columns, source="log", source_position=self.position) == len(entries)
         self.calls.append((entries, self.position))
         self.accepted = self.position
@@ -229,47 +222,24 @@ class IndexMachine(RuleBasedStateMachine):
     def advance(self, seconds):
         self.clock.advance(seconds)
 
-    @rule(cut=st.booleans(), seed=st.integers(0, 99))
+    @rule(cut=st.booleans(), seed=seeds)
     def crash(self, cut, seed):
-        self.drop()
-        if cut:
-            self.disk.lose_unsynced(random.Random(seed))
-        self.open()
-        self.resolve()
+        self.come_back(cut, random.Random(seed))
 
-    @rule(
-        name=works,
-        nth=st.integers(1, 30),
-        after=st.booleans(),
-        torn=st.booleans(),
-        cut=st.booleans(),
-        seed=st.integers(0, 99),
-    )
+    @rule(name=works, nth=st.integers(1, 30), after=st.booleans(), torn=st.booleans(), cut=st.booleans(), seed=seeds)
     def crash_during(self, name, nth, after, torn, cut, seed):
         self.disk.crash(nth=nth, after=after, torn=torn)
-        try:
+        with contextlib.suppress(SimulatedCrash):
             self.work(name)
-        except SimulatedCrash:
-            pass
-        self.drop()
-        if cut:
-            self.disk.lose_unsynced(random.Random(seed))
-        self.open()
-        self.resolve()
+        self.come_back(cut, random.Random(seed))
 
     @rule(name=works, nth=st.integers(1, 12), after=st.booleans(), power=st.booleans())
     def crash_in_the_storage(self, name, nth, after, power):
         self.storage.fail("*", nth=nth, when="after" if after else "before", times=None, error=SimulatedCrash)
-        try:
+        with contextlib.suppress(SimulatedCrash):
             self.work(name)
-        except SimulatedCrash:
-            pass
         self.storage.clear()
-        self.drop()
-        if power:
-            self.disk.lose_unsynced()
-        self.open()
-        self.resolve()
+        self.come_back(power)
 
     @rule(
         name=works, nth=st.integers(1, 30), times=st.sampled_from([1, 2, None]), full=st.booleans(), torn=st.booleans()
@@ -289,11 +259,9 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(name=works, nth=st.integers(1, 12), times=st.sampled_from([1, 3, None]), after=st.booleans())
     def trouble_in_the_storage(self, name, nth, times, after):
         self.storage.fail("*", nth=nth, times=times, when="after" if after else "before")
-        try:
+        with contextlib.suppress(StorageError):
             if name != "close":
                 self.work(name)
-        except StorageError:
-            pass
         self.storage.clear()
 
     def resolve(self):
@@ -323,9 +291,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(topic=asked_topics, key=asked_keys, limits=ranges, count=counts)
     def query(self, topic, key, limits, count):
-        self.compare(
-            self.service.query(topic, key, *limits, count), self.model.query(topic, key, *limits, count + 1), count
-        )
+        expected = self.model.query(topic, key, *limits, count + 1)
+        self.compare(self.service.query(topic, key, *limits, count), expected, count)
 
     @rule(topic=asked_topics, key=asked_keys, limits=ranges, count=st.integers(1, 3))
     def page_to_the_end(self, topic, key, limits, count):
@@ -347,9 +314,7 @@ class IndexMachine(RuleBasedStateMachine):
                 self.compare(ask(topic, key, max_count=ALL), model.query(topic, key, max_count=None), ALL)
 
     def compare(self, result, expected, count):
-        assert [Answer.of(item) for item in result] == expected[:count]
-        assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
-        assert (result.cursor is not None) == (result.status == "truncated")
+        compare_page([Answer.of(item) for item in result], result, expected, count)
         if result.status == "truncated":
             assert result.explain.files_skipped or len(expected) > count
 
@@ -366,7 +331,6 @@ class IndexMachine(RuleBasedStateMachine):
     def check_root(self):
         root = self.settings["root"]
         assert not list(root.rglob(TEMPORARY_PREFIX + "*"))
-        names = [
-            path.stem for state in ("unsealed", "compacted", "uploaded") for path in (root / state).glob("*.index")
-        ]
+        states = ("unsealed", "compacted", "uploaded")
+        names = [path.stem for state in states for path in (root / state).glob("*.index")]
         assert len(names) == len(set(names))

@@ -17,8 +17,6 @@ from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["Place", "file", "memory", "s3", "sqlite"]
-
 
 class _Shared(FaultStorage):
     """Whoever closes it leaves it open for the others."""

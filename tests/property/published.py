@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -16,24 +15,15 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
-__all__ = ["Mark", "Published", "mark"]
-
 Mark = tuple[str, int, int | None, int, int, int, int]
 """What tells entries apart in a file: topic, hash, fingerprint, queue_id, offset, size, second."""
 
 
 def mark(entry: ModelEntry, *, keyed: bool) -> Mark:
     """Return an entry as a file holds it."""
-    print_of_key = fingerprint(entry.topic, entry.key) if keyed else None
-    return (
-        entry.topic,
-        key_hash(entry.topic, entry.key),
-        print_of_key,
-        entry.queue_id,
-        entry.offset,
-        entry.size,
-        entry.second,
-    )
+    key = entry.topic, entry.key
+    key_print = fingerprint(*key) if keyed else None
+    return entry.topic, key_hash(*key), key_print, entry.queue_id, entry.offset, entry.size, entry.second
 
 
 class Published:
@@ -67,35 +57,20 @@ class Published:
         trailer = _trailer(stored, data)
         metadata = trailer.metadata
         schema = metadata.layout.schema
-        runs = trailer.directory.all_runs()
-        parts = [metadata.items_of(data[r.offset : r.offset + r.length], r.count, stored.name) for r in runs]
-        items = np.concatenate(parts)
+        items = _items(stored, data, trailer)
         entries = np.zeros(len(items), schema.entry)
         for name in items.dtype.names or ():
             entries[name] = items[name][::-1]  # a chain is read from its newest end
         file_id = f"{stored.file_id[:15]}-{secrets.token_hex(6)}"
         packed = metadata.packing is not None
-        pieces = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms, packed=packed).pieces(
-            file_id=file_id,
-            topics=metadata.topics,
-            source_positions=metadata.source_positions,
-            lane=metadata.lane,
-            offset_space=metadata.offset_space,
-            writer=metadata.writer,
-            more=metadata.more,
-        )
-        whole = b"".join(bytes(piece) for piece in pieces)
+        made = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms, packed=packed)
+        names = ("topics", "source_positions", "lane", "offset_space", "writer", "more")
+        about = {name: getattr(metadata, name) for name in names}
+        whole = b"".join(bytes(piece) for piece in made.pieces(file_id=file_id, **about))
         tail = Tail.decode(whole, file_id, len(whole))
-        fresh = replace(
-            stored,
-            name=data_name(file_id, secrets.token_hex(8)),
-            file_id=file_id,
-            size_bytes=len(whole),
-            trailer_position=tail.position,
-            filter_length=tail.filter_length,
-            directory_length=tail.directory_length,
-            metadata_length=tail.metadata_length,
-        )
+        lengths = {f"{part}_length": getattr(tail, f"{part}_length") for part in ("filter", "directory", "metadata")}
+        where = {"name": data_name(file_id, secrets.token_hex(8)), "file_id": file_id, "size_bytes": len(whole)}
+        fresh = replace(stored, trailer_position=tail.position, **where, **lengths)
         self._storage.put(fresh.name, whole)
         return fresh
 
@@ -104,19 +79,23 @@ class Published:
         metadata = trailer.metadata
         topics = dict(metadata.topics)
         begin_s = metadata.begin_ms // 1000
-        for row in chain.from_iterable(
-            metadata.items_of(data[run.offset : run.offset + run.length], run.count, stored.name)
-            for run in trailer.directory.all_runs()
-        ):
+        for row in _items(stored, data, trailer):
             topic = topics[int(row["topic_id"])]
             (key, *_) = [key for key in self._keys if self._is_key(topic, key, row)]
             second = begin_s + int(row["time_diff_s"])
             yield ModelEntry(topic, key, int(row["queue_id"]), int(row["offset"]), int(row["size"]), second)
 
     def _is_key(self, topic: str, key: str, row: np.void) -> bool:
-        return int(row["key_hash"]) in lookup_numbers(topic, key)[:2] and (
-            not self._keyed or fingerprint(topic, key) == row["fingerprint"]
-        )
+        if int(row["key_hash"]) not in lookup_numbers(topic, key)[:2]:
+            return False
+        return not self._keyed or fingerprint(topic, key) == row["fingerprint"]
+
+
+def _items(stored: StoredObject, data: bytes, trailer: Trailer) -> np.ndarray:
+    runs = trailer.directory.all_runs()
+    cut = [data[run.offset : run.offset + run.length] for run in runs]
+    parts = [trailer.metadata.items_of(part, run.count, stored.name) for part, run in zip(cut, runs, strict=True)]
+    return np.concatenate(parts)
 
 
 def _trailer(stored: StoredObject, data: bytes) -> Trailer:

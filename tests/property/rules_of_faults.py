@@ -19,14 +19,8 @@ from tiered_index.service.reading.parts import source_number
 counts = st.sampled_from([1, 3, 64])
 plain_askers = st.sampled_from(PLAIN)
 # what a rule that looks up draws, next to who does
-LOOKUP = {
-    "topic": asked_topics,
-    "key": asked_keys,
-    "limits": ranges,
-    "count": counts,
-    "many": st.booleans(),
-    "partial": st.booleans(),
-}
+LOOKUP = {"topic": asked_topics, "key": asked_keys, "limits": ranges, "count": counts}
+LOOKUP |= {"many": st.booleans(), "partial": st.booleans()}
 
 
 class StruckMachine(ReadingMachine):
@@ -65,9 +59,8 @@ class StruckMachine(ReadingMachine):
         # each is an entry that is there: not always the newest of its identity, which may be in a file that was not
         # read
         there = model.matching(topic, key, *limits)
-        assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= {
-            (*model.order_key(e), e.size) for e in there
-        }
+        possible = {(*model.order_key(e), e.size) for e in there}
+        assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= possible
         # and none is missing of what was read
         newest = {(place[2], place[1], place[3]): place[0] for place in places}
         for entry in self.read(state, who, result, there):

@@ -7,6 +7,7 @@ later state by any other asker.
 """
 
 import random
+from dataclasses import replace
 from functools import cached_property
 
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from tests.property.index_machine import (
     IndexMachine,
     asked_keys,
     asked_topics,
+    compare_page,
     counts,
     ranges,
     seeded,
@@ -33,6 +35,7 @@ from tiered_index.storage.opening import open_storage
 PLAIN = ("service", "beside", "stateless", "caching")
 SOURCED = ("one", "two")
 # readers of several indexes; their cursors are not those of one
+sizes = st.sampled_from([2, 5, 9])
 askers = st.sampled_from(PLAIN + SOURCED)
 
 
@@ -88,14 +91,8 @@ class ReadingMachine(IndexMachine):
             self.beyond = ReferenceModel(keyed=self.keyed)
             layout = {name: self.settings[name] for name in ("preset", "slots", "items")}
             root = self.folder / "second"
-            where = {
-                "root": root,
-                "storage": self.where.second,
-                "clock": self.clock,
-                "disk": FaultDisk(),
-                "background": False,
-            }
-            with IndexService.open(**where, **layout) as second:
+            where = {"root": root, "storage": self.where.second, "clock": self.clock, "disk": FaultDisk()}
+            with IndexService.open(background=False, **where, **layout) as second:
                 self.second_number = source_number(second.index_id)
                 # all of what the first index may be seeded with, so that they agree in places and times
                 for message in [message for seed in range(3) for message in seeded(random.Random(seed))]:
@@ -136,19 +133,13 @@ class ReadingMachine(IndexMachine):
         numbers = {self.storage.uri: source_number(self.service.index_id)}
         if who == "two":
             numbers[self.second_uri] = self.second_number
-        plain = [(Answer.of(item), numbers[item.source]) for item in result]
-        return [
-            Answer(a.topic, a.queue_id, a.offset, a.size, a.timestamp_ms, a.key_hash, (("source", number),))
-            for a, number in plain
-        ]
+        return [replace(Answer.of(item), extra=(("source", numbers[item.source]),)) for item in result]
 
     def ask(self, who, topic, key, limits, count, cursor=None, many=False, **how):
         """Ask; a reader beside the writer only where what is flushed is known."""
         index = self.index(who)
         if many:
-            lookup = Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor)
-            other = Lookup(topic=topic, key="none")
-            results = index.query_many([other, lookup], **how)
+            results = index.query_many([Lookup(topic, "none"), Lookup(topic, key, *limits, count, cursor)], **how)
             assert len(results[0]) == 0
             return results[1]
         return index.query(topic, key, *limits, count, cursor, **how)
@@ -160,9 +151,7 @@ class ReadingMachine(IndexMachine):
 
     def check(self, who, result, topic, key, limits, count, after=None, model=None):
         expected = (model or self.model_of(who)).query(topic, key, *limits, count + 1, after)
-        assert self.answers(who, result) == expected[:count]
-        assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
-        assert (result.cursor is not None) == (result.status == "truncated")
+        compare_page(self.answers(who, result), result, expected, count)
         assert result.failed == ()
 
     # The rules
@@ -211,9 +200,7 @@ class ReadingMachine(IndexMachine):
         self.check(who, result, topic, key, limits, count, after)
         return (sourced, topic, key, limits, result.cursor, self.end_of(who, result, after))
 
-    @rule(
-        sourced=st.booleans(), first=st.integers(0, 3), key=asked_keys, limits=ranges, count=st.sampled_from([2, 5, 9])
-    )
+    @rule(sourced=st.booleans(), first=st.integers(0, 3), key=asked_keys, limits=ranges, count=sizes)
     def page_to_the_end_by_all(self, sourced, first, key, limits, count):
         """Each page by the next of those who can see everything."""
         self.work("seal_and_run")
@@ -246,9 +233,7 @@ class ReadingMachine(IndexMachine):
             first = self.service.query(topic, key, *limits, 1)
             go_on = go_on and first.cursor is not None
             cursor = first.cursor if go_on else None
-            lookups.append(
-                Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor)
-            )
+            lookups.append(Lookup(topic, key, *limits, count, cursor))
             afters.append(self.model.order_key_of(Answer.of(first.items[-1])) if go_on else None)
         if beside:
             self.work("flush")
@@ -258,20 +243,12 @@ class ReadingMachine(IndexMachine):
             results = self.service.query_many(lookups)
         assert len(results) == len(lookups)
         for q, after, result in zip(lookups, afters, results, strict=True):
-            expected = self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after)
-            assert [Answer.of(item) for item in result] == expected[: q.max_count]
-            assert (
-                result.status == "truncated"
-                if len(expected) > q.max_count
-                else result.status in ("complete", "truncated")
-            )
-            assert (result.cursor is not None) == (result.status == "truncated")
+            asked, found = (q.topic, q.key, q.begin_ms, q.end_ms), [Answer.of(item) for item in result]
+            compare_page(found, result, self.model.query(*asked, q.max_count + 1, after), q.max_count)
             if result.cursor is not None:
-                alone = self.service.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, result.cursor)
-                after = self.model.order_key_of(Answer.of(result.items[-1])) if result.items else after
-                self.compare(
-                    alone, self.model.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count + 1, after), q.max_count
-                )
+                alone = self.service.query(*asked, q.max_count, result.cursor)
+                after = self.model.order_key_of(found[-1]) if found else after
+                self.compare(alone, self.model.query(*asked, q.max_count + 1, after), q.max_count)
 
     @rule()
     def a_fresh_reader_beside_the_writer_sees_what_is_flushed(self):
@@ -286,6 +263,5 @@ class ReadingMachine(IndexMachine):
         with IndexReader.open(storage_backend=self.storage, clock=self.clock) as reader:
             if work:
                 self.check_all(reader.query, self.durable)
-            assert sum(handle.count for handle in reader.files()) == sum(
-                o.count for o in self.service.log_state.objects.values()
-            )
+            stored = self.service.log_state.objects.values()
+            assert sum(handle.count for handle in reader.files()) == sum(o.count for o in stored)

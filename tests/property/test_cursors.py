@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.batches import columns_of
 from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, OrderKey, ReferenceModel
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
@@ -31,16 +32,8 @@ class Travels:
         self.clock = ManualClock(NOW_MS)
         self.storage = MemoryStorage()
         self.model = ReferenceModel(keyed=preset == "native")
-        self._settings = {
-            "root": folder / "root",
-            "preset": preset,
-            "slots": 7,
-            "items": items,
-            "local_keep_s": KEEP_S,
-            "background": False,
-            "query_threads": 2,
-            "refresh_interval_s": 10**6,
-        }
+        self._settings = {"root": folder / "root", "preset": preset, "slots": 7, "items": items}
+        self._settings |= {"local_keep_s": KEEP_S, "background": False, "query_threads": 2}
         self._numbers = itertools.count()
         self._readers: list[IndexReader] = []
         self.buffered = self.unpublished = False
@@ -54,9 +47,8 @@ class Travels:
         return reader
 
     def open(self) -> None:
-        self.service = IndexService.open(
-            storage_backend=self.storage, clock=self.clock, disk=FaultDisk(), **self._settings
-        )
+        where = {"storage_backend": self.storage, "clock": self.clock, "disk": FaultDisk()}
+        self.service = IndexService.open(refresh_interval_s=10**6, **where, **self._settings)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -68,22 +60,12 @@ class Travels:
 
     def put(self, count: int, rng: random.Random) -> None:
         """Put `count` entries of the key in any order of time, and others among them."""
-        rows = [
-            (n, rng.choice(["hot", "hot", "hot", "cold"]), NOW_MS - 1000 * rng.randrange(SPAN_S)) for n in range(count)
-        ]
-        rows = [(next(self._numbers), key, ms) for _, key, ms in rows]
-        for n, key, ms in rows:
-            self.model.put("t", n % 3, key, n, 1, ms)
-        self.service.put_batch(
-            {
-                "topic": ["t"] * count,
-                "queue_id": [n % 3 for n, _, _ in rows],
-                "key": [key for _, key, _ in rows],
-                "offset": [n for n, _, _ in rows],
-                "size": [1] * count,
-                "timestamp_ms": [ms for _, _, ms in rows],
-            }
-        )
+        rows = []
+        for n in itertools.islice(self._numbers, count):
+            key, ms = rng.choice(["hot", "hot", "hot", "cold"]), NOW_MS - 1000 * rng.randrange(SPAN_S)
+            rows.append(("t", n % 3, key, n, 1, ms))
+            self.model.put(*rows[-1])
+        self.service.put_batch(columns_of(rows))
         self.buffered = self.unpublished = True
 
     def flush(self) -> None:
@@ -123,24 +105,15 @@ class Travels:
 
     def moves(self, rng: random.Random) -> dict[str, Callable[[], object]]:
         """Return what may happen, by name."""
-        return {
-            "put": lambda: self.put(20, rng),
-            "flush": self.flush,
-            "seal": self.seal,
-            "upload": self.upload,
-            "retire": self.retire,
-            "reopen": self.reopen,
-            "crash": self.crash,
-            "another_reader": self.another_reader,
-        }
+        names = {*LIFE, *LATER} - {"put"}
+        return {"put": lambda: self.put(20, rng)} | {name: getattr(self, name) for name in names}
 
     # Asking
 
     def askers(self) -> list[str]:
         """Return who can see everything now."""
-        return [
-            asker for asker, blind in zip(ASKERS, (False, self.buffered, self.unpublished), strict=True) if not blind
-        ]
+        blind = (False, self.buffered, self.unpublished)
+        return [asker for asker, is_blind in zip(ASKERS, blind, strict=True) if not is_blind]
 
     def page(self, asker: str, count: int, cursor: str | None, *, many: bool = False) -> QueryResult:
         index = {"service": self.service, "beside": self.beside, "stateless": self.stateless}[asker]

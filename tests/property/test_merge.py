@@ -19,11 +19,7 @@ from tiered_index.service.merge import plan
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.task import InputReader
 
-KINDS: dict[str, dict[str, Any]] = {
-    "native": {},
-    "rocketmq": {"preset": "rocketmq"},
-    "extended": {"item_type": RegionItem},
-}
+KINDS = {"native": {}, "rocketmq": {"preset": "rocketmq"}, "extended": {"item_type": RegionItem}}
 ROW = st.tuples(st.integers(0, 60), st.integers(0, 3599), st.sampled_from("abc"))
 STEP = st.one_of(
     st.tuples(st.just("publish"), st.lists(ROW, min_size=1, max_size=12)),
@@ -85,22 +81,18 @@ def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: in
                 life.publish()
             life.later()
             life.merge(HOUR_S, end_s=BASE_MS // 1000 + 50_000)
-            state = life.state
-            assert state.genesis is not None
+            sources, schema = list(life.state.objects.values()), life.state.genesis.layout.schema
             cold = ColdPath(life.storage, keyed=True)
-            sources = list(state.objects.values())
             low = slots // 3 // step * step
             for first, last in ((0, slots), (low, slots)):
-                reader = InputReader(cold, sources, state.genesis.layout.schema, slots, first, last, step)
+                reader = InputReader(cold, sources, schema, slots, first, last, step)
                 pieces = list(reader.pieces(most))
                 bounds = [(piece.low, piece.high) for piece in pieces if piece.part in (None, 0)]
                 assert all(high <= next_low for (_, high), (next_low, _) in pairwise(bounds))
                 for piece in pieces:
                     base = piece.items["key_hash"].astype(np.int64) % slots
                     assert ((base >= piece.low) & (base < piece.high)).all() and piece.low % step == 0
-                whole = InputReader(cold, sources, state.genesis.layout.schema, slots, first, last, step).pieces(
-                    1 << 30
-                )
+                whole = InputReader(cold, sources, schema, slots, first, last, step).pieces(1 << 30)
                 together = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in whole]
                 apart = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in pieces]
                 assert sum(n for n, _ in apart) == sum(n for n, _ in together) == sum(reader.read_counts.values())

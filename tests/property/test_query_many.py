@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
@@ -17,44 +18,32 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidCursor
 from tiered_index.format import compacted
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers import batch
+from tiered_index.service.answers import batch as batches
 from tiered_index.service.files import search
+from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
+NAMES = ("second", "offset", "queue_id")
+SMALL = {"slots": 3, "items": 1500, "max_early_s": 10**9, "clock": ManualClock(T)}
 
 
 def put(index: IndexService, first: int, stop: int, topic: str, rng: random.Random) -> None:
-    n = stop - first
-    index.put_batch(
-        {
-            "topic": [topic] * n,
-            "queue_id": np.array([rng.randrange(3) for _ in range(n)]),
-            "key": ["hot" if i % 4 == 0 else f"k{i % 150}" for i in range(first, stop)],
-            "offset": np.arange(first, stop),
-            "size": np.full(n, 10),
-            "timestamp_ms": T + np.arange(first, stop) * 300,
-        }
-    )
+    numbers = np.arange(first, stop)
+    keys = ["hot" if i % 4 == 0 else f"k{i % 150}" for i in numbers.tolist()]
+    columns = {"queue_id": [rng.randrange(3) for _ in keys], "offset": numbers, "timestamp_ms": T + numbers * 300}
+    index.put_batch(batch(len(keys), topic=topic, key=keys, size=10, **columns))
 
 
 def lookups(rng: random.Random, count: int) -> list[Lookup]:
     found = []
     for _ in range(count):
+        topic = rng.choice(["t", "t", "t", "u", "nowhere"])
+        key = rng.choice([f"k{rng.randrange(160)}", f"k{rng.randrange(160)}", "hot", "absent", "ключ"])
         begin = T + rng.randrange(-5_000, 1_300_000)
-        found.append(
-            Lookup(
-                topic=rng.choice(["t", "t", "t", "u", "nowhere"]),
-                key=rng.choice([f"k{rng.randrange(160)}", f"k{rng.randrange(160)}", "hot", "absent", "ключ"]),
-                begin_ms=rng.choice([None, begin]),
-                end_ms=rng.choice([None, begin + rng.randrange(400_000)]),
-                max_count=rng.choice([1, 2, 7, 64, 10_000]),
-            )
-        )
-    return [
-        q if q.begin_ms is None or q.end_ms is None or q.begin_ms <= q.end_ms else Lookup(topic="t", key="hot")
-        for q in found
-    ]
+        limits = rng.choice([None, begin]), rng.choice([None, begin + rng.randrange(400_000)])
+        found.append(Lookup(topic, key, *limits, rng.choice([1, 2, 7, 64, 10_000])))
+    return found
 
 
 def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
@@ -73,22 +62,17 @@ def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
             assert rest.items == () and rest.status == "complete", q
 
 
+def opened(folder: Path, storage: Storage, **settings: Any) -> IndexService:
+    return IndexService.open(root=folder / "root", storage_backend=storage, background=False, **settings)
+
+
 @pytest.fixture(params=["native", "rocketmq"])
 def index(request: pytest.FixtureRequest, tmp_path: Path):
     """An index with files in every state and entries in the buffer."""
     rng = random.Random(5)
     clock = ManualClock(T + 3_600_000)
-    service = IndexService.open(
-        root=tmp_path / "root",
-        preset=request.param,
-        slots=64,
-        items=1200,
-        background=False,
-        local_keep_s=100,
-        clock=clock,
-        storage_backend=MemoryStorage(),
-    )
-    with service:
+    settings = {"preset": request.param, "slots": 64, "items": 1200, "local_keep_s": 100}
+    with opened(tmp_path, MemoryStorage(), clock=clock, **settings) as service:
         put(service, 0, 2000, "t", rng)
         service.seal()
         service.run_lifecycle()
@@ -123,17 +107,13 @@ def test_readers_equal_single_queries(index: IndexService) -> None:
 
 def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pairs at a time, rows that are cut as soon as they come, windows of one group: nothing changes."""
-    monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 50)
-    monkeypatch.setattr(batch, "_FEWEST", 10)
-    monkeypatch.setattr(batch, "_HELD_ROWS", 5)
+    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 50)
+    monkeypatch.setattr(batches, "_FEWEST", 10)
+    monkeypatch.setattr(batches, "_HELD_ROWS", 5)
     monkeypatch.setattr(search, "_WINDOW_BYTES", 1)
     assert_same(index, lookups(random.Random(3), 200))
-    hot = [
-        Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at)
-        for at in range(0, 1_300_000, 50_000)
-        for count in (1, 20, 5000)
-    ]
-    assert_same(index, hot)
+    many = itertools.product(range(0, 1_300_000, 50_000), (1, 20, 5000))
+    assert_same(index, [Lookup(topic="t", key="hot", max_count=count, begin_ms=T + at) for at, count in many])
 
 
 @pytest.mark.parametrize("gap_bytes", [0, 700])
@@ -143,59 +123,31 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 ) -> None:
     """Blocks of a few items, times in disorder, many entries of one second, places that come again."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
-    monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(batch, "_FEWEST", 3)
+    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(batches, "_FEWEST", 3)
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
-    opened = IndexService.open(
-        root=tmp_path / "root",
-        preset="rocketmq" if kind == "rocketmq" else "native",
-        slots=3,
-        items=1500,
-        background=False,
-        local_keep_s=0,
-        max_early_s=10**9,
-        clock=ManualClock(T),
-        storage_backend=storage,
-    )
-    with plain_files(kind == "plain"), opened as service:
+    settings = {"preset": "rocketmq" if kind == "rocketmq" else "native", "local_keep_s": 0, **SMALL}
+    with plain_files(kind == "plain"), opened(tmp_path, storage, **settings) as service:
         for count, spread_s in ((1000, 400), (800, 3), (500, 100_000)):
-            service.put_batch(
-                {
-                    "topic": ["t"] * count,
-                    "queue_id": rng.integers(0, 2, count),
-                    "size": rng.integers(0, 9, count),
-                    "key": [f"k{n}" for n in rng.choice(5, count, p=[0.6, 0.2, 0.1, 0.05, 0.05])],
-                    "offset": rng.integers(0, 200, count),
-                    "timestamp_ms": T
-                    + np.arange(count) * 20 * (spread_s // 30)
-                    + rng.integers(0, spread_s * 1000, count),
-                }
-            )
+            columns = {"queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count)}
+            columns["key"] = [f"k{n}" for n in rng.choice(5, count, p=[0.6, 0.2, 0.1, 0.05, 0.05])]
+            columns["offset"] = rng.integers(0, 200, count)
+            times = T + np.arange(count) * 20 * (spread_s // 30) + rng.integers(0, spread_s * 1000, count)
+            service.put_batch(batch(count, timestamp_ms=times, **columns))
             service.seal()
         for _ in range(3):
             service.run_lifecycle()
         assert {handle.place for handle in service.files()} == {"storage"}
-    with IndexReader.open(
-        storage_backend=storage,
-        block_cache_bytes=0,
-        filter_after_probes=10**6,
-        query_threads=2,
-        coalesce_gap_bytes=gap_bytes,
-    ) as reader:
+    cold = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "coalesce_gap_bytes": gap_bytes}
+    with IndexReader.open(storage_backend=storage, query_threads=2, **cold) as reader:
         reader.query_many([Lookup(topic="t", key="k0")])
         for number in range(6):
             asked = []
             for _ in range(rng.integers(1, 12)):
                 begin = T + int(rng.integers(-10_000, 400_000))
-                ranged = (
-                    {"begin_ms": begin, "end_ms": begin + int(rng.integers(0, 100_000))} if rng.random() < 0.5 else {}
-                )
-                asked.append(
-                    Lookup(
-                        topic="t", key=f"k{rng.integers(0, 7)}", max_count=int(rng.choice([1, 3, 20, 5000])), **ranged
-                    )
-                )
+                limits = (begin, begin + int(rng.integers(0, 100_000))) if rng.random() < 0.5 else (None, None)
+                asked.append(Lookup("t", f"k{rng.integers(0, 7)}", *limits, int(rng.choice([1, 3, 20, 5000]))))
             storage.reset()
             reader.query_many(asked)
             ranges = sorted((read.name, read.start, read.end) for read in storage.reads)
@@ -207,36 +159,16 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of many entries, put in no order; then the same in an unsealed file, beside the writer too."""
-    monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(batch, "_FEWEST", 3)
+    monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(batches, "_FEWEST", 3)
     rng = np.random.default_rng(3)
     count = 600
-    asked = [
-        Lookup(topic="t", key="hot", max_count=most, begin_ms=T + begin, end_ms=T + begin + span)
-        for begin in (0, 9_000, 15_000)
-        for span in (0, 4_000, 30_000)
-        for most in (1, 5, 60, 1000)
-    ]
-    with IndexService.open(
-        root=tmp_path / "root",
-        preset=preset,
-        slots=3,
-        items=1500,
-        background=False,
-        max_early_s=10**9,
-        clock=ManualClock(T),
-        storage_backend=MemoryStorage(),
-    ) as service:
-        service.put_batch(
-            {
-                "topic": ["t"] * count,
-                "queue_id": rng.integers(0, 2, count),
-                "size": rng.integers(0, 9, count),
-                "key": ["hot"] * count,
-                "offset": rng.integers(0, 2000, count),
-                "timestamp_ms": T + rng.integers(0, 20_000, count),
-            }
-        )
+    every = itertools.product((0, 9_000, 15_000), (0, 4_000, 30_000), (1, 5, 60, 1000))
+    asked = [Lookup("t", "hot", T + begin, T + begin + span, most) for begin, span, most in every]
+    with opened(tmp_path, MemoryStorage(), preset=preset, **SMALL) as service:
+        columns = {"queue_id": rng.integers(0, 2, count), "size": rng.integers(0, 9, count)}
+        columns |= {"offset": rng.integers(0, 2000, count), "timestamp_ms": T + rng.integers(0, 20_000, count)}
+        service.put_batch(batch(count, key="hot", **columns))
         assert_same(service, asked)
         service.flush()
         assert_same(service, asked)
@@ -248,9 +180,8 @@ def test_cursors_continue_within_a_batch(index: IndexService) -> None:
     seen = []
     cursor = None
     while True:
-        answer, other = index.query_many(
-            [Lookup(topic="t", key="hot", max_count=100, cursor=cursor), Lookup(topic="t", key="k7")]
-        )
+        asked = Lookup(topic="t", key="hot", max_count=100, cursor=cursor)
+        answer, other = index.query_many([asked, Lookup(topic="t", key="k7")])
         assert other.items == index.query("t", "k7").items
         seen += answer.items
         cursor = answer.cursor
@@ -303,13 +234,12 @@ def test_rows_come_in_answer_order_and_once_however_they_are_found(parts: list[A
     given_parts = []
     for part in parts:
         rows = np.zeros(len(part), KEYED_SCHEMA.row)
-        for name, values in zip(
-            ("second", "offset", "queue_id"), np.array(part, int).reshape(-1, 4).T[1:], strict=True
-        ):
-            rows[name] = values
-        given_parts.append(batch.Matches(np.array([one[0] for one in part], np.int64), rows))
-    first, counts = batch.first_rows(np.full(2, most), given_parts, KEYED_SCHEMA)
-    answers = list(zip(*(first.rows[name].tolist() for name in ("second", "offset", "queue_id")), strict=True))
+        owners, *values = np.array(part, np.int64).reshape(-1, 4).T
+        for name, column in zip(NAMES, values, strict=True):
+            rows[name] = column
+        given_parts.append(batches.Matches(owners, rows))
+    first, counts = batches.first_rows(np.full(2, most), given_parts, KEYED_SCHEMA)
+    answers = list(zip(*(first.rows[name].tolist() for name in NAMES), strict=True))
     for owner in range(2):
         newest: dict[tuple[int, int], int] = {}
         for _, second, offset, queue in (one for part in parts for one in part if one[0] == owner):

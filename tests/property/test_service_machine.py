@@ -84,9 +84,8 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
         for who in alone:
             state.some_more_is_published(seed=6)
             for trouble in ("log", "fail", "wrong"):
-                state.ask_a_storage_in_trouble(
-                    who=who, count=64, many=False, partial=True, nth=1, times=None, trouble=trouble, **hot
-                )
+                asked = {"who": who, "count": 64, "many": False, "partial": True, **hot}
+                state.ask_a_storage_in_trouble(nth=1, times=None, trouble=trouble, **asked)
                 # a writer knows its own log
                 assert statuses == {(who, "complete" if (who, trouble) == ("service", "log") else "partial")}
                 statuses.clear()
@@ -100,6 +99,5 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
 @pytest.mark.parametrize("machine", BACKENDS, indirect=True)
 def test_an_index_answers_as_the_model_does_for_long(machine, request):
     backend = request.node.callspec.params["machine"]
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=LONG[backend], stateful_step_count=60, derandomize=False)
-    )
+    chosen = settings(max_examples=LONG[backend], stateful_step_count=60, derandomize=False)
+    run_state_machine_as_test(machine, settings=chosen)

@@ -172,34 +172,40 @@ def _missed(nodes, steady, low, high):
     return {i for i, (begin, end) in steady.items() if begin <= high and end >= low} - {node.value for node in nodes}
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_change_at_any_bytecode_of_a_scan_hides_nothing(few_levels, seed):
+def _races(seed, step, make_race):
+    """Run a race at every `step`-th bytecode of each change, until there is none."""
     for change in range(4):
-        at, done = 1, False
-        while not done:
+        race, at = None, 1
+        while race is None or race.count >= race.at:
             tested, steady, passing, keep, rng = _small_list(seed)
             changes = list(_changes(tested, passing, keep, rng))
-            low = rng.choice((0, 5, 13, 25))
-            high = low + rng.choice((0, 3, 20))
-            race = _Interleaving(at, changes[change % len(changes)])
-            nodes = race.run(lambda: list(tested.overlapping(low, high)))  # noqa: B023 - called at once
-            assert not _missed(nodes, steady, low, high), f"change {change} at bytecode {at}"
-            done, at = race.count < at, at + 1
+            race, missed = make_race(at, tested, changes[change % len(changes)], steady, rng)
+            assert not missed, f"change {change} at bytecode {at}"
+            at += step
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_change_at_any_bytecode_of_a_scan_hides_nothing(few_levels, seed):
+    def scan_beside(at, tested, change, steady, rng):
+        low = rng.choice((0, 5, 13, 25))
+        high = low + rng.choice((0, 3, 20))
+        race = _Interleaving(at, change)
+        nodes = race.run(lambda: list(tested.overlapping(low, high)))
+        return race, _missed(nodes, steady, low, high)
+
+    _races(seed, 1, scan_beside)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_scan_at_any_bytecode_of_a_change_misses_nothing(few_levels, seed):
-    for change in range(4):
-        at, done = 1, False
-        while not done:
-            tested, steady, passing, keep, rng = _small_list(seed)
-            changes = list(_changes(tested, passing, keep, rng))
-            seen = []
-            lows = (0, 6, 13, 30)
-            # called at once
-            look = lambda: seen.extend((low, list(tested.overlapping(low, low + 2))) for low in lows)  # noqa: B023, E731
-            race = _Interleaving(at, look)
-            race.run(changes[change % len(changes)])
-            for low, nodes in seen:
-                assert not _missed(nodes, steady, low, low + 2), f"change {change} at bytecode {at}"
-            done, at = race.count < at, at + 7
+    def change_beside(at, tested, change, steady, rng):
+        seen = []
+
+        def look():
+            seen.extend((low, list(tested.overlapping(low, low + 2))) for low in (0, 6, 13, 30))
+
+        race = _Interleaving(at, look)
+        race.run(change)
+        return race, [missed for low, nodes in seen if (missed := _missed(nodes, steady, low, low + 2))]
+
+    _races(seed, 7, change_beside)

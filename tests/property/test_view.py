@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.batches import columns_of
 from tests.support.core import compiled_core, using
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
@@ -33,19 +34,13 @@ def core():
 
 def put(index: IndexService, random_: random.Random, count: int) -> None:
     """Put entries that come in any order, of which some repeat others in all but their size."""
-    numbers = [random_.randrange(200) for _ in range(count)]
-    index.put_batch(
-        {
-            "topic": [random_.choice(TOPICS[:2]) for _ in numbers],
-            "key": [random_.choice(KEYS[: random_.choice([3, len(KEYS)])]) for _ in numbers],
-            "queue_id": [number % 3 for number in numbers],
-            "offset": [number // 2 for number in numbers]
-            if random_.random() < 0.5
-            else random_.sample(range(10_000), count),
-            "size": [random_.randrange(1, 4) for _ in numbers],
-            "timestamp_ms": [(T + random_.randrange(600)) * 1000 for _ in numbers],
-        }
-    )
+    repeats, rows = random_.random() < 0.5, []
+    for offset in random_.sample(range(10_000), count):
+        number = random_.randrange(200)
+        topic, key = random_.choice(TOPICS[:2]), random_.choice(KEYS[: random_.choice([3, len(KEYS)])])
+        place = (number % 3, key, number // 2 if repeats else offset)
+        rows.append((topic, *place, random_.randrange(1, 4), (T + random_.randrange(600)) * 1000))
+    index.put_batch(columns_of(rows))
 
 
 @settings(max_examples=15)
