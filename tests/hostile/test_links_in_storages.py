@@ -4,6 +4,7 @@ nothing waits.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -87,10 +88,8 @@ def test_an_upload_that_is_a_link_is_none(storage: LocalStorage, outside: Path) 
         (storage.folder / ".%uploads" / name).symlink_to(outside)
     assert list(storage.list_uploads()) == [begun]
     for act in every_call(storage, "data/x/object"):
-        try:
+        with contextlib.suppress(StorageError):
             act()
-        except StorageError:
-            pass
     assert storage.abort_uploads(older_than_ms=FOREVER_MS) == 0
     assert content(outside) == before
     assert not (storage.folder / ".%uploads" / ".tmp-dropped").is_symlink()
@@ -101,7 +100,7 @@ def test_an_object_that_is_a_link_is_none(storage: LocalStorage, outside: Path) 
     path = storage.folder / "data%" / "x%" / "object"
     path.symlink_to(outside / "object")
     name = "data/x/object"
-    for act in (lambda: storage.get(name), lambda: storage.get_range(name, 0, 1), lambda: storage.get_suffix(name, 1)):
+    for act in every_call(storage, name)[:3]:
         with pytest.raises(StorageMisconfigured):
             act()
     with pytest.raises(StorageMisconfigured, match="regular file"):
@@ -121,14 +120,9 @@ def test_an_object_that_is_a_link_is_none(storage: LocalStorage, outside: Path) 
 
 def test_a_pipe_is_not_waited_for(storage: LocalStorage) -> None:
     os.mkfifo(storage.folder / "data%" / "x%" / "object")
-    for act in (
-        storage.get,
-        lambda name: storage.get_range(name, 0, 1),
-        lambda name: storage.get_suffix(name, 1),
-        storage.head,
-    ):
+    for act in every_call(storage, "data/x/object")[:4]:
         with pytest.raises(StorageMisconfigured, match="regular file"):
-            act("data/x/object")
+            act()
 
 
 def test_the_folder_itself_may_be_a_link(storage: LocalStorage, tmp_path: Path) -> None:

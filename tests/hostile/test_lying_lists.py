@@ -28,9 +28,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 
 def opened(server: ScriptedServer) -> S3Storage:
-    return S3Storage(
-        "bucket", "own/index", S3Options(endpoint_url=server.endpoint_url, region="us-east-1", max_attempts=1)
-    )
+    settings = S3Options(endpoint_url=server.endpoint_url, region="us-east-1", max_attempts=1)
+    return S3Storage("bucket", "own/index", settings)
 
 
 def listing(key: str) -> bytes:

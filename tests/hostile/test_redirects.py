@@ -96,9 +96,8 @@ def test_another_region_of_amazons_is_a_host_of_amazons(region: str) -> None:
         raw = SimpleNamespace(stream=lambda *_, **__: iter([body]), close=lambda: None)
         return AWSResponse(request.url, 301, {"x-amz-bucket-region": region, "Location": "http://127.0.0.2/"}, raw)
 
-    with S3Storage(
-        "bucket", "", S3Options(region="eu-central-1", max_attempts=2), sleep=lambda seconds: None
-    ) as storage:
+    settings = S3Options(region="eu-central-1", max_attempts=2)
+    with S3Storage("bucket", "", settings, sleep=lambda seconds: None) as storage:
         storage.client.meta.events.register("before-send.s3", answer)
         for act in OPERATIONS.values():
             with pytest.raises(StorageError):

@@ -39,6 +39,12 @@ def shown(failure: BaseException) -> str:
     return text
 
 
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in _ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
 URIS = [
     f"s3://AKIAHIDDEN:{SECRET}@bucket/prefix",
     f"s3://bucket?endpoint_url=http://AKIAHIDDEN:{SECRET}@127.0.0.1:9",
@@ -118,12 +124,11 @@ def server() -> Iterator[ScriptedServer]:
         yield running
 
 
+@pytest.mark.usefixtures("credentials")
 @pytest.mark.parametrize("where", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile"])
 def test_an_endpoint_with_a_secret_is_refused_unseen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
-    for name, value in _ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     url = f"http://user:{SECRET}@127.0.0.1:9"
     if where == "profile":
         (tmp_path / "config").write_text(f"[default]\nendpoint_url = {url}\n")
@@ -135,29 +140,23 @@ def test_an_endpoint_with_a_secret_is_refused_unseen(
     assert "hidden" not in shown(refused.value)
 
 
+@pytest.mark.usefixtures("credentials")
 def test_a_proxy_with_a_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**_ENVIRONMENT, "HTTP_PROXY": f"http://user:{SECRET}@127.0.0.1:9", "NO_PROXY": ""}.items():
-        monkeypatch.setenv(name, value)
-    with (
-        open_storage("s3://bucket/prefix?endpoint_url=http://s3.invalid") as storage,
-        pytest.raises(TieredIndexError) as failed,
-    ):
+    monkeypatch.setenv("HTTP_PROXY", f"http://user:{SECRET}@127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "")
+    uri = "s3://bucket/prefix?endpoint_url=http://s3.invalid"
+    with open_storage(uri) as storage, pytest.raises(TieredIndexError) as failed:
         storage.get("a")
     assert "hidden" not in shown(failed.value)
 
 
-def test_a_server_in_trouble(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in _ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("credentials")
+def test_a_server_in_trouble(server: ScriptedServer) -> None:
     with open_storage(f"s3://bucket/prefix?endpoint_url={server.endpoint_url}") as storage:
         text = repr(storage) + storage.uri
-        for answer in (
-            error(403, "SignatureDoesNotMatch"),
-            error(403, "InvalidAccessKeyId"),
-            error(400, "ExpiredToken"),
-            error(404, "x"),
-        ):
-            server.answers(answer)
+        refused = ((403, "SignatureDoesNotMatch"), (403, "InvalidAccessKeyId"), (400, "ExpiredToken"), (404, "x"))
+        for status, code in refused:
+            server.answers(error(status, code))
             for act in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
                 with pytest.raises(TieredIndexError) as failed:
                     act()
@@ -167,15 +166,12 @@ def test_a_server_in_trouble(server: ScriptedServer, monkeypatch: pytest.MonkeyP
     assert "Signature=" not in text
 
 
+@pytest.mark.usefixtures("credentials")
 @mock_aws
-def test_a_life_shows_none_anywhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_life_shows_none_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The marker, the lease, every object's bytes, `health`, `explain`, `repr`, logs, and what commands print with
     --debug.
     """
-    for name, value in _ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="bucket")
     caplog.set_level(logging.DEBUG, "tiered_index")
     uri = "s3://bucket/index"
@@ -186,13 +182,8 @@ def test_a_life_shows_none_anywhere(
         index.seal()
         index.run_lifecycle()
         answer = index.query("t", "k")
-        text += (
-            json.dumps(index.health(), default=repr)
-            + json.dumps(answer.to_dict())
-            + repr(answer)
-            + repr(index)
-            + repr(index.storage)
-        )
+        text += json.dumps(index.health(), default=repr) + json.dumps(answer.to_dict())
+        text += repr(answer) + repr(index) + repr(index.storage)
         with open_storage(uri) as storage:
             text += "".join(info.name + storage.get(info.name).decode("latin-1") for info in storage.list())
     text += "".join(path.read_bytes().decode("latin-1") for path in (tmp_path / "root").rglob("*") if path.is_file())

@@ -47,14 +47,6 @@ def test_what_is_ours_alone_is_believed(made: ColdIndex, tmp_path: Path) -> None
         assert [len(reader.query("t", "k0-5")) for _ in range(2)][-1] == 0
 
 
-def _for_others_to_write(path: Path) -> None:
-    path.chmod(0o666)
-
-
-def _for_a_group_to_write(path: Path) -> None:
-    path.chmod(0o660)
-
-
 def _of_another_user(path: Path) -> None:
     if os.geteuid():
         pytest.skip("only the superuser can give a file away")
@@ -71,10 +63,16 @@ def _a_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-_WAYS = [_for_others_to_write, _for_a_group_to_write, _of_another_user, _a_link, _a_pipe]
+_WAYS: dict[str, Callable[[Path], object]] = {
+    "for others to write": lambda path: path.chmod(0o666),
+    "for a group to write": lambda path: path.chmod(0o660),
+    "of another user": _of_another_user,
+    "a link": _a_link,
+    "a pipe": _a_pipe,
+}
 
 
-@pytest.mark.parametrize("way", _WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", _WAYS.values(), ids=_WAYS)
 def test_what_others_may_have_written_is_not(
     made: ColdIndex, tmp_path: Path, way: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ command is.
 from __future__ import annotations
 
 import ast
+import io
 import json
 import logging
 import re
@@ -88,9 +89,8 @@ def test_damage_is_told_of_a_file_with_such_a_name(made: Path, tmp_path: Path) -
         assert SAFE in refused_or_done(command, damaged)
     source = tmp_path / f"{NAME}.ndjson"
     source.write_text(json.dumps({"topic": TEXT, "keys": "\ud800", "offset": TEXT}) + "\n")
-    assert SAFE in refused_or_done(
-        "ingest", source, "--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage"
-    )
+    place = ("--root", tmp_path / NAME / "root", "--storage", f"file://{tmp_path}/storage")
+    assert SAFE in refused_or_done("ingest", source, *place)
     assert SAFE in refused_or_done("files", "--config", tmp_path / NAME)
 
 
@@ -108,9 +108,8 @@ def test_who_holds_the_lock_or_the_lease(made: Path, tmp_path: Path) -> None:
 
 def test_what_a_server_says() -> None:
     """XML holds no ESC, but C1 controls and marks of direction."""
-    said = "".join(c for c in TEXT if c.isprintable() or c in "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85").replace(
-        "<", ""
-    )
+    possible = "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85"
+    said = "".join(c for c in TEXT if (c.isprintable() or c in possible) and c != "<")
     with scripted_server() as server:
         server.answers(error(403, said, said))
         uri = f"s3://bucket?endpoint_url={server.endpoint_url}&region=us-east-1"
@@ -126,9 +125,8 @@ def store(tmp_path: Path) -> Path:
     bodies = [body, f"{TEXT}\n2023-11-14 forged\t{TEXT}".encode(), b"\x1b[31m\xff"]
     messages, offset = [], 0
     for number, one in enumerate(bodies):
-        messages.append(
-            message(offset, topic=f"t{CONTROLS}", properties=properties, body=one, store_ms=NOW_MS + 1000 * number)
-        )
+        told = {"properties": properties, "body": one, "store_ms": NOW_MS + 1000 * number}
+        messages.append(message(offset, topic=f"t{CONTROLS}", **told))
         offset += messages[-1].size
     (tmp_path / "store").mkdir()
     write_log(tmp_path / "store" / "commitlog", 1 << 16, {0: joined(messages)})
@@ -150,15 +148,8 @@ def test_messages_of_a_store(store: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_itself() -> None:
-    lines = (
-        (TEXT,),
-        ("spark", TEXT),
-        ("query", "t", "k", TEXT),
-        ("query", "t", "k", "--max", TEXT),
-        ("files", f"--{TEXT}"),
-        ("files", "--storage", TEXT),
-    )
-    for line in lines:
+    wrong = ((TEXT,), ("spark", TEXT), ("files", f"--{TEXT}"), ("files", "--storage", TEXT))
+    for line in (*wrong, ("query", "t", "k", TEXT), ("query", "t", "k", "--max", TEXT)):
         assert is_safe(run_here(*line).err), line
 
 
@@ -196,37 +187,23 @@ def test_warnings_of_other_packages_are_safe(
 
 
 def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal:
-        """Keeps what is written; a terminal as far as it says."""
-
+    class Terminal(io.StringIO):
         encoding = "utf-8"
-
-        def __init__(self, *, terminal: bool) -> None:
-            self.text, self.terminal = "", terminal
-
-        def isatty(self) -> bool:
-            return self.terminal
-
-        def write(self, text: str) -> int:
-            self.text += text
-            return len(text)
-
-        def flush(self) -> None:
-            pass
 
     monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "400")
     for terminal in (True, False):
-        stream = Terminal(terminal=terminal)
+        stream = Terminal()
+        stream.isatty = lambda is_terminal=terminal: is_terminal
         with Progress(TEXT, 10, quiet=False, stream=stream) as progress:
             progress.update(5, TEXT)
         # what is left without the bar's own colours and movements
-        rest = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.text)
+        rest = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())
         assert is_safe(rest, "\n\r"), repr(rest)
-        assert SAFE in stream.text
-        assert MARKUP in stream.text
-        assert "\x9b" not in stream.text
+        assert SAFE in stream.getvalue()
+        assert MARKUP in stream.getvalue()
+        assert "\x9b" not in stream.getvalue()
 
 
 def test_what_is_printable_stays_as_it_is() -> None:
@@ -234,24 +211,17 @@ def test_what_is_printable_stays_as_it_is() -> None:
     assert printable("\x1b\x9b\u202e\n\t\ud800\0") == r"\x1b\x9b\u202e\n\t\ud800\x00"
 
 
-_WRITES = {"print", "Console", "echo", "secho"}
+_WRITES = {"print", "Console", "echo", "secho", "print_exception", "print_exc"}
 # the last says one fixed word, while the others are not loaded
 _MAY_WRITE = {"output.py", "progress.py", "__main__.py"}
 _READ_BY_PROGRAMS = {
-    "benchmarks/billion/alone.py",
-    "benchmarks/billion/oracle.py",
-    "benchmarks/billion/singles.py",
-    "benchmarks/cold_peers/server.py",
-    "benchmarks/cold_peers/worker.py",
-    "benchmarks/job.py",
-    "benchmarks/peers/worker.py",
-    "benchmarks/profiles/worker.py",
+    *(f"benchmarks/billion/{name}.py" for name in ("alone", "oracle", "singles")),
+    *("benchmarks/cold_peers/server.py", "benchmarks/cold_peers/worker.py", "benchmarks/job.py"),
+    *("benchmarks/peers/worker.py", "benchmarks/profiles/worker.py"),
 }
 # figures and names of its own
 _SAFE = {
-    "benchmarks/peers/__main__.py",
-    "benchmarks/profiles/__main__.py",
-    "benchmarks/service/__main__.py",
+    *(f"benchmarks/{name}/__main__.py" for name in ("peers", "profiles", "service")),
     "benchmarks/service/measuring.py",
 }
 
@@ -264,15 +234,7 @@ def test_one_place_writes_to_the_streams() -> None:
     found = set()
     for path, shown in names.items():
         for node in ast.walk(ast.parse(path.read_text())):
-            called = node.func if isinstance(node, ast.Call) else None
-            name = (
-                called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-            )
-            writes = (
-                name == "write"
-                and isinstance(called, ast.Attribute)
-                and ast.unparse(called.value) in ("sys.stdout", "sys.stderr")
-            )
-            if name in _WRITES or writes or name in ("print_exception", "print_exc"):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called.split(".")[-1] in _WRITES or called in ("sys.stdout.write", "sys.stderr.write"):
                 found.add(shown)
     assert found == _MAY_WRITE | _READ_BY_PROGRAMS | _SAFE
