@@ -8,7 +8,6 @@ program this is one racer: `python -m tests.fencing.races URI NAME`.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.support.log_records import publish
+from tests.support.processes import started
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists
@@ -25,7 +25,7 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
 
-EACH = 10
+EACH = 7
 ROUNDS = 5
 EPOCH = 1
 TIMEOUT_S = 120
@@ -98,9 +98,7 @@ class LogRaceScenarios:
         barrier = threading.Barrier(len(racers))
         with ExitStack() as stack, ThreadPoolExecutor(len(racers)) as pool:
             storages = [stack.enter_context(open_storage(uri)) for _ in racers]
-            lost = pool.map(
-                lambda pair: append_all(pair[0], pair[1], lambda: barrier.wait(60)), zip(storages, racers, strict=True)
-            )
+            lost = pool.map(lambda own, racer: append_all(own, racer, lambda: barrier.wait(60)), storages, racers)
             check(storage, begun, racers, list(lost))
 
     def test_processes(self, uri: str, storage: Storage, tmp_path: Path) -> None:
@@ -109,22 +107,12 @@ class LogRaceScenarios:
         with ExitStack() as stack:
             processes = []
             for racer in racers:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.fencing.races", uri, racer],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    cwd=Path(__file__).parents[2],
-                )
-                processes.append(stack.enter_context(process))
-                stack.callback(process.kill)
+                command = [sys.executable, "-m", "tests.fencing.races", uri, racer]
+                processes.append(stack.enter_context(started(command)))
             for _ in range(ROUNDS):
                 for process in processes:
-                    assert process.stdout
                     assert process.stdout.readline() == "ready\n"
                 for process in processes:
-                    assert process.stdin
                     process.stdin.write("go\n")
                     process.stdin.flush()
             lost = []

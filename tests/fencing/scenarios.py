@@ -11,24 +11,24 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
-from tests.support.log_records import publish
+from tests.support.hanging import beside, until
+from tests.support.log_records import an_object, open_log, publish
+from tests.support.processes import started, without_settings
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.records import LogRecord
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
@@ -71,44 +71,18 @@ def objects(storage: Storage) -> list[str]:
     return names
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
-
-
-@contextmanager
-def writer(root: Path, uri: str, moment: str, lease_ttl_s: float) -> Iterator[subprocess.Popen[str]]:
-    """Start a writer in a process of its own; it is gone when the block ends, also where it is stopped."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
+def writer(root: Path, uri: str, moment: str, lease_ttl_s: float) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Start a writer in a process of its own."""
     command = [sys.executable, "-m", "tests.fencing.writer", str(root), uri, moment, str(lease_ttl_s)]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=Path(__file__).parents[2],
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
+    return started(command, without_settings())
 
 
-def hear(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
-    """Return the next line, which must tell of `event`."""
-    assert process.stdout
+def hear(process: subprocess.Popen[str], event: str | None = None) -> dict[str, Any]:
+    """Return the next line, which must tell of `event`, if that is given."""
     line = process.stdout.readline()
-    if not line:
-        _, err = process.communicate(timeout=TIMEOUT_S)
-        raise AssertionError(f"no {event!r} came: {err}")
+    assert line, process.communicate(timeout=TIMEOUT_S)[1]
     document: dict[str, Any] = json.loads(line)
-    assert document["event"] == event
+    assert event in (None, document["event"])
     return document
 
 
@@ -152,11 +126,8 @@ class FencingScenarios:
                 open_index(tmp_path / "second", uri, clock)
         with open_index(tmp_path / "second", uri, clock):  # released, so at once
             pass
-        assert [(record.kind, record.epoch) for record in records(storage)] == [
-            ("create", 0),
-            ("fence", 1),
-            ("fence", 2),
-        ]
+        kinds = [(record.kind, record.epoch) for record in records(storage)]
+        assert kinds == [("create", 0), ("fence", 1), ("fence", 2)]
 
     def test_a_writer_that_was_taken_over_publishes_nothing(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         clock = ManualClock(NOW_MS)
@@ -193,21 +164,19 @@ class FencingScenarios:
         self, uri: str, storage: Storage, tmp_path: Path, moment: str
     ) -> None:
         with writer(tmp_path / "first", uri, moment, 0.5) as first:
-            said = sorted((hear_any(first) for _ in range(2)), key=lambda document: document["event"])
+            said = sorted((hear(first) for _ in range(2)), key=lambda document: document["event"])
             assert [document["event"] for document in said] == ["flushed", "held"]
             assert said[0]["durable"] == FIRST - 1
             os.kill(first.pid, signal.SIGSTOP)
             published = [record for record in records(storage) if record.kind == "publish"]
             assert len(published) == (1 if MOMENTS[moment].after else 0)
-            second = take_over(tmp_path / "second", uri)
-            with second:
+            with take_over(tmp_path / "second", uri) as second:
                 put_many(second, "new", 30)
                 second.seal()
                 second.run_lifecycle()
                 before = records(storage)
                 assert [record.epoch for record in before if record.kind == "fence"] == [1, 2]
                 os.kill(first.pid, signal.SIGCONT)
-                assert first.stdin
                 first.stdin.write("go on\n")
                 first.stdin.flush()
                 told = hear(first, "fenced")
@@ -237,25 +206,26 @@ class FencingScenarios:
             assert offsets(reader, "old") == list(range(told["accepted"]))
             assert offsets(reader, "new") == list(range(30))
 
-    def test_of_two_records_for_one_number_the_second_takes_the_next(
-        self, uri: str, storage: Storage, tmp_path: Path
-    ) -> None:
+    @pytest.fixture
+    def logs(self, uri: str, storage: Storage, tmp_path: Path) -> Iterator[tuple[StorageLog, StorageLog]]:
+        """Two processes' views of an index's log; the storage of the first one has faults."""
         open_index(tmp_path / "root", uri).close()
         with open_storage(uri) as other:
-            slow = FaultStorage(storage)
-            first, second = StorageLog(slow, SystemClock()), StorageLog(other, SystemClock())
-            start = first.open().number
-            second.open()
-            hang = slow.hang("put_if_absent", name_prefix="log/")
-            common, own = an_object(0), an_object(1)
-            with raised_in_thread(lambda: publish(first, 1, (common, own))) as raised:
-                assert hang.entered.wait(TIMEOUT_S)  # it has chosen its number
-                publish(second, 1, (common,))
-                hang.release.set()
-            assert raised == []
-            # it looked again at what it wanted: the object that the winner added is not added twice
-            assert [[o.name for o in record.add] for record in records(storage)[start:]] == [[common.name], [own.name]]
-            assert first.state == second.refresh()
+            yield open_log(FaultStorage(storage), SystemClock()), open_log(other, SystemClock())
+
+    def test_of_two_records_for_one_number_the_second_takes_the_next(
+        self, logs: tuple[StorageLog, StorageLog], storage: Storage
+    ) -> None:
+        first, second = logs
+        start, hang = first.state.number, first.storage.hang("put_if_absent", name_prefix="log/")
+        common, own = an_object(0), an_object(1)
+        published = beside(lambda: publish(first, 1, (common, own)))
+        assert hang.entered.wait(TIMEOUT_S)  # it has chosen its number
+        publish(second, 1, (common,))
+        hang.release.set()
+        assert published() == second.refresh()
+        # it looked again at what it wanted: the object that the winner added is not added twice
+        assert [[o.name for o in record.add] for record in records(storage)[start:]] == [[common.name], [own.name]]
 
     def test_an_eraser_that_wakes_behind_a_merge_and_another_eraser(
         self, uri: str, storage: Storage, tmp_path: Path
@@ -269,8 +239,7 @@ class FencingScenarios:
         clock.advance(86_400)
 
         def run(through: Storage, *keys: str) -> Erasure:
-            log = StorageLog(through, clock)
-            log.open()
+            log = open_log(through, clock)
             if not keys:
                 merge(through, log, clock, MergeOptions(window_s=3600, min_age_s=0), threads=1)
             request = EraseRequest("old", keys or ("key-1",), before_ms=NOW_MS + 10**6)
@@ -279,11 +248,11 @@ class FencingScenarios:
         slow = FaultStorage(storage)
         hang = slow.hang("put", name_prefix="data/")  # the first object without what was erased
         with open_storage(uri) as other:
-            with raised_in_thread(lambda: run(slow, "key-0")) as raised:
-                assert hang.entered.wait(TIMEOUT_S)
-                run(other)
-                hang.release.set()
-            assert raised == []
+            woken = beside(lambda: run(slow, "key-0"))
+            assert hang.entered.wait(TIMEOUT_S)
+            run(other)
+            hang.release.set()
+            assert isinstance(woken(), Erasure)
             assert run(other, "key-0", "key-1").remaining == ()
         records(storage)
         objects(storage)
@@ -292,48 +261,35 @@ class FencingScenarios:
             assert offsets(reader, "old") == [number for number in range(70) if number % KEYS > 1]
 
     def test_a_record_that_loses_its_number_to_a_fence_is_none(
-        self, uri: str, storage: Storage, tmp_path: Path
+        self, logs: tuple[StorageLog, StorageLog], storage: Storage
     ) -> None:
-        open_index(tmp_path / "root", uri).close()
-        with open_storage(uri) as other:
-            slow = FaultStorage(storage)
-            first, second = StorageLog(slow, SystemClock()), StorageLog(other, SystemClock())
-            first.open()
-            second.open()
-            hang = slow.hang("put_if_absent", name_prefix="log/")
-            with raised_in_thread(lambda: publish(first, 1, (an_object(1),))) as raised:
-                assert hang.entered.wait(TIMEOUT_S)
-                assert second.claim_epoch() == 2
-                hang.release.set()
-            assert [type(error) for error in raised] == [WriterFenced]
-            assert [record.kind for record in records(storage)] == ["create", "fence", "fence"]
+        first, second = logs
+        hang = first.storage.hang("put_if_absent", name_prefix="log/")
+        refused = beside(lambda: publish(first, 1, (an_object(1),)))
+        assert hang.entered.wait(TIMEOUT_S)
+        assert second.claim_epoch() == 2
+        hang.release.set()
+        assert type(refused()) is WriterFenced
+        assert [record.kind for record in records(storage)] == ["create", "fence", "fence"]
 
-    def test_of_two_claims_of_one_epoch_each_gets_its_own(self, uri: str, storage: Storage, tmp_path: Path) -> None:
-        open_index(tmp_path / "root", uri).close()
-        with open_storage(uri) as other:
-            slow = FaultStorage(storage)
-            first, second = StorageLog(slow, SystemClock()), StorageLog(other, SystemClock())
-            first.open()
-            second.open()
-            hang = slow.hang("put_if_absent", name_prefix="epoch/")
-            epochs: list[int] = []
-            with raised_in_thread(lambda: epochs.append(first.claim_epoch())) as raised:
-                assert hang.entered.wait(TIMEOUT_S)
-                assert second.claim_epoch() == 2
-                hang.release.set()
-            assert raised == []
-            assert epochs == [3]
-            with pytest.raises(WriterFenced):
-                publish(second, 2, (an_object(1),))
+    def test_of_two_claims_of_one_epoch_each_gets_its_own(self, logs: tuple[StorageLog, StorageLog]) -> None:
+        first, second = logs
+        hang = first.storage.hang("put_if_absent", name_prefix="epoch/")
+        claimed = beside(first.claim_epoch)
+        assert hang.entered.wait(TIMEOUT_S)
+        assert second.claim_epoch() == 2
+        hang.release.set()
+        assert claimed() == 3
+        with pytest.raises(WriterFenced):
+            publish(second, 2, (an_object(1),))
 
     def test_the_winner_of_a_repeated_put_knows_that_it_won(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         name = "probe/repeated"
         with pytest.raises(ObjectExists):
             RepeatingStorage(storage).put_if_absent(name, b"x")  # what the log meets in each of its records
         storage.delete(name)
-        with open_index(
-            tmp_path / "root", uri, storage_backend=RepeatingStorage(open_storage(uri)), checkpoint_every=2
-        ) as index:
+        repeating = RepeatingStorage(open_storage(uri))
+        with open_index(tmp_path / "root", uri, storage_backend=repeating, checkpoint_every=2) as index:
             put_many(index, "old", 70)
             index.seal()
             index.run_lifecycle()
@@ -344,15 +300,6 @@ class FencingScenarios:
         assert len([each for record in found for each in record.add]) == len(objects(storage)) == 2
         with IndexReader.open(uri) as reader:
             assert offsets(reader, "old") == list(range(70))
-
-
-def hear_any(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return the next line, whatever it tells."""
-    assert process.stdout
-    line = process.stdout.readline()
-    assert line, process.communicate(timeout=TIMEOUT_S)[1]
-    document: dict[str, Any] = json.loads(line)
-    return document
 
 
 def take_over(root: Path, uri: str) -> IndexService:
@@ -366,29 +313,5 @@ def take_over(root: Path, uri: str) -> IndexService:
             return False
         return True
 
-    until(let_in, "the lease never ended")
+    until(let_in, within_s=TIMEOUT_S, every_s=0.05)
     return opened[0]
-
-
-def an_object(number: int) -> StoredObject:
-    return StoredObject(f"data/x/{number}.index", f"x{number}", "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
-
-
-@contextmanager
-def raised_in_thread(act: Callable[[], object]) -> Iterator[list[BaseException]]:
-    """Run `act` beside the block; the list holds what it raised once the block has ended."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - handed to the test, which says what it must be
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield raised
-    finally:
-        thread.join(TIMEOUT_S)
-        assert not thread.is_alive()

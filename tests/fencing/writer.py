@@ -96,17 +96,10 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
     """Live until fenced."""
     chosen = MOMENTS[moment]
     storage = HeldStorage(open_storage(uri), chosen)
-    index = IndexService.open(
-        root=root,
-        storage=uri,
-        storage_backend=storage,
-        slots=101,
-        items=chosen.items,
-        lease_ttl_s=float(lease_ttl_s),
-        lifecycle_interval_s=0.05,
-        flush_interval_s=0.02,
-        refresh_interval_s=0.1,
-    )
+    where = {"root": root, "storage": uri, "storage_backend": storage}
+    intervals = {"lifecycle_interval_s": 0.05, "flush_interval_s": 0.02, "refresh_interval_s": 0.1}
+    settings = {"slots": 101, "items": chosen.items, "lease_ttl_s": float(lease_ttl_s)}
+    index = IndexService.open(**where, **intervals, **settings)
     for number in range(FIRST):
         put(index, number)
     storage.armed = True
@@ -125,16 +118,9 @@ def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
             reason = str(error)
     index.flush()
     found = sum(len(index.query("old", f"key-{key}", max_count=100_000)) for key in range(KEYS))
-    health = index.health()
-    append_positions(
-        event="fenced",
-        reason=reason,
-        accepted=accepted,
-        durable=index.durable_position("old"),
-        found=found,
-        fenced=health["fenced"],
-        problems=health["problems"],
-    )
+    told = {name: index.health()[name] for name in ("fenced", "problems")}
+    durable = index.durable_position("old")
+    append_positions(event="fenced", reason=reason, accepted=accepted, durable=durable, found=found, **told)
     index.close()
     append_positions(event="closed")
 
