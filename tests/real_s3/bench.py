@@ -25,11 +25,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return its exit status."""
     endpoint_url, named = os.environ.get(ENDPOINT_VARIABLE), os.environ.get(BUCKET_VARIABLE)
     if not endpoint_url:
-        print(
-            f"there is no S3 server to measure: run `make bench-s3`, or set {ENDPOINT_VARIABLE} and the AWS_* "
-            f"variables",
-            file=sys.stderr,
-        )
+        otherwise = f"set {ENDPOINT_VARIABLE} and the AWS_* variables"
+        print(f"there is no S3 server to measure: run `make bench-s3`, or {otherwise}", file=sys.stderr)
         return 2
     bucket = named or f"tiered-index-bench-{uuid.uuid4().hex[:12]}"
     client = boto3.client("s3", endpoint_url=endpoint_url, config=Config(s3={"addressing_style": "path"}))

@@ -142,16 +142,7 @@ class Cluster:
         QuotaExceeded.
         """
         for words in (("set", "--max-objects=1"), ("enable",)) if enabled else (("disable",),):
-            self._run(
-                "radosgw-admin",
-                "-n",
-                "client.rgw.a",
-                "quota",
-                words[0],
-                "--quota-scope=user",
-                "--uid=tests",
-                *words[1:],
-            )
+            self._admin("quota", words[0], "--quota-scope=user", *words[1:])
 
     def remove(self) -> None:
         """Stop what runs and delete the state."""
@@ -160,15 +151,11 @@ class Cluster:
             shutil.rmtree(self.state)
 
     def _make_user(self) -> None:
-        user = (
-            "user",
-            "create",
-            "--uid=tests",
-            "--display-name=tests",
-            f"--access-key={ACCESS_KEY}",
-            f"--secret-key={SECRET_KEY}",
-        )
-        self._run("radosgw-admin", "-n", "client.rgw.a", *user)
+        keys = (f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")
+        self._admin("user", "create", "--display-name=tests", *keys)
+
+    def _admin(self, *words: str) -> None:
+        self._run("radosgw-admin", "-n", "client.rgw.a", *words, "--uid=tests")
 
     def _run(self, program: str, *arguments: str) -> None:
         self._finish(program, self.programs.command(program, "-c", str(self._config()), *arguments), {})
@@ -182,23 +169,15 @@ class Cluster:
         # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for
         # what they lack.
         try:
-            done = subprocess.run(
-                command,
-                env=self._environment(environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TOOL_S,
-                check=False,
-            )
+            started = {"env": self._environment(environment), "stdin": subprocess.DEVNULL, "timeout": _TOOL_S}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **started)
         except subprocess.TimeoutExpired as error:
             raise ClusterError(f"{program} did not end within {_TOOL_S:.0f} s; see {self.state / 'log'}") from error
         with self._log(program).open("a") as log:
             log.write(done.stdout + done.stderr)
         if done.returncode:
-            raise ClusterError(
-                f"{program} ended with {done.returncode}; see {self._log(program)}\n{done.stderr[-_SHOWN_CHARACTERS:]}"
-            )
+            told = done.stderr[-_SHOWN_CHARACTERS:]
+            raise ClusterError(f"{program} ended with {done.returncode}; see {self._log(program)}\n{told}")
         return done.stdout
 
     def _launch(self, program: str) -> None:
@@ -207,14 +186,8 @@ class Cluster:
         with self._log(program).open("a") as log:
             # A session of its own: an interrupt typed at a test run must not reach it before the run has put things in
             # order.
-            process = subprocess.Popen(
-                command,
-                env=self._environment({}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(command, env=self._environment({}), start_new_session=True, **pipes)
         self._children[process.pid] = process
         (self.state / "run" / f"{program}.pid").write_text(str(process.pid))
 
@@ -262,9 +235,8 @@ class Cluster:
     def _answers(self) -> bool:
         for program in PROGRAMS:
             if self._running(program) is None:
-                raise ClusterError(
-                    f"{program} ended; see {self._log(program)}\n{self._log(program).read_text()[-_SHOWN_CHARACTERS:]}"
-                )
+                told = self._log(program).read_text()[-_SHOWN_CHARACTERS:]
+                raise ClusterError(f"{program} ended; see {self._log(program)}\n{told}")
         try:
             with urllib.request.urlopen(self.endpoint_url, timeout=5):
                 return True
@@ -321,10 +293,7 @@ def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: st
             "auth allow insecure global id reclaim": "true",
             "mon warn on insecure global id reclaim": "false",
             # without authentication the default, encrypted mode never connects
-            **{
-                f"ms {who} mode": "crc"
-                for who in ("cluster", "service", "client", "mon cluster", "mon service", "mon client")
-            },
+            **{f"ms {by}{who} mode": "crc" for by in ("", "mon ") for who in ("cluster", "service", "client")},
             # one copy on one disk
             "osd pool default size": 1,
             "osd pool default min size": 1,

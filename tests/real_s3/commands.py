@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.real_s3.sample import PART_BYTES
+from tests.support.processes import started
 
-SCRIPT = Path(sys.executable).with_name("tiered-index")
 TIMEOUT_S = 120
 SLOTS, ITEMS = 40_000, 200_001
 
@@ -28,38 +25,14 @@ def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
 
 def settings(**more: str) -> dict[str, str]:
     """Return the environment: small parts, no pauses, no local copies, and the client's own way in."""
-    chosen = {
-        "UPLOAD_PART_BYTES": str(PART_BYTES),
-        "LIFECYCLE_INTERVAL_S": "0.1",
-        "LOCAL_KEEP_S": "0",
-        "FLUSH_INTERVAL_S": "0.1",
-        **more,
-    }
+    chosen = {"UPLOAD_PART_BYTES": str(PART_BYTES), "LOCAL_KEEP_S": "0"}
+    chosen |= {"LIFECYCLE_INTERVAL_S": "0.1", "FLUSH_INTERVAL_S": "0.1", **more}
     return {**os.environ, **{f"TIERED_INDEX_{name}": value for name, value in chosen.items()}}
-
-
-@contextmanager
-def started(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start `command`; it is gone when the block ends, also where it is stopped."""
-    process = subprocess.Popen(
-        command,
-        env=environment or settings(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
 
 
 def finished(command: list[str], environment: Mapping[str, str] | None = None) -> str:
     """Run `command` to its good end and return its output."""
-    with started(command, environment) as process:
+    with started(command, environment or settings()) as process:
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     return out

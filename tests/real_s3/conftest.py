@@ -17,6 +17,7 @@ from botocore.config import Config
 from tests.real_s3.cluster import Cluster
 from tests.real_s3.gate import Gate, gate
 from tests.real_s3.packages import install
+from tests.real_s3.sample import Sample
 from tests.real_s3.server import ENDPOINT_VARIABLE, STATE_VARIABLE
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.storage import S3Storage
@@ -65,12 +66,22 @@ def server() -> Iterator[Server]:
             client.close()
 
 
+@pytest.fixture(scope="session")
+def sample() -> Sample:
+    return Sample.generate()
+
+
 @pytest.fixture
 def place(server: Server) -> Iterator[str]:
     """A prefix of the test's own; what lies below it is deleted afterwards."""
     name = f"tiered-index-tests/{uuid.uuid4().hex}"
     yield name
-    with open_storage(server.uri(name)) as storage:
+    clear(server.uri(name))
+
+
+def clear(uri: str) -> None:
+    """Delete all objects and unfinished uploads."""
+    with open_storage(uri) as storage:
         storage.abort_uploads()
         storage.delete_many([info.name for info in storage.list()])
 
@@ -83,7 +94,6 @@ def uri(server: Server, place: str) -> str:
 @pytest.fixture
 def storage(uri: str) -> Iterator[S3Storage]:
     with open_storage(uri) as storage:
-        assert isinstance(storage, S3Storage)
         yield storage
 
 

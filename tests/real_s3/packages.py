@@ -56,13 +56,8 @@ class Programs:
 
     def command(self, program: str, *arguments: str) -> list[str]:
         """Return a command line that runs `usr/bin/<program>` by the suite's own dynamic loader."""
-        return [
-            str(self._loader()),
-            "--library-path",
-            self._library_path(),
-            str(self.folder / "usr" / "bin" / program),
-            *arguments,
-        ]
+        loader = (str(self._loader()), "--library-path", self._library_path())
+        return [*loader, str(self.folder / "usr" / "bin" / program), *arguments]
 
     def python_command(self, script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
         """Return a command line that runs one of the suite's Python scripts by its own Python, and the environment that
@@ -84,9 +79,8 @@ class Programs:
 
     def _library_path(self) -> str:
         usr = self.libraries
-        return ":".join(
-            map(str, (usr, usr / "ceph", usr / "nss", self.folder / "usr/lib/ceph", self.folder / "lib" / self.triplet))
-        )
+        folders = (usr, usr / "ceph", usr / "nss", self.folder / "usr/lib/ceph", self.folder / "lib" / self.triplet)
+        return ":".join(map(str, folders))
 
 
 def install() -> Programs:

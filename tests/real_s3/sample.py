@@ -6,24 +6,17 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow.parquet as pq
 
 from tests.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
-from tests.support.workload import message_table
-from tiered_index import QueryResult
+from tests.support.workload import entry_batch, message_table
+from tiered_index import IndexService, QueryResult
+from tiered_index.service.lookup.lookups import Lookups
 
+MESSAGES = 400_000
 PART_BYTES = 5 << 20
 """The smallest part that S3 allows, so that small files are uploaded in several."""
-
-
-class Answering(Protocol):
-    """An index or a reader."""
-
-    def query(
-        self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64
-    ) -> QueryResult: ...
 
 
 @dataclass(frozen=True)
@@ -32,21 +25,13 @@ class Sample:
     answers: ReferenceAnswers
 
     @classmethod
-    def generate(cls, messages: int, seed: int = 1) -> Sample:
-        workload = Workload.generate(messages, seed=seed)
+    def generate(cls, seed: int = 1) -> Sample:
+        workload = Workload.generate(MESSAGES, seed=seed)
         return cls(workload, ReferenceAnswers(workload))
 
     def write_parquet(self, path: Path, start: int, stop: int, *, group_rows: int) -> None:
         """Write messages [start, stop) as `tiered-index ingest` reads them, keys as lists."""
-        writer: pq.ParquetWriter | None = None
-        try:
-            for first in range(start, stop, group_rows):
-                table = message_table(self.workload, first, min(first + group_rows, stop))
-                writer = writer or pq.ParquetWriter(path, table.schema)
-                writer.write_table(table)
-        finally:
-            if writer is not None:
-                writer.close()
+        pq.write_table(message_table(self.workload, start, stop), path, row_group_size=group_rows)
 
     def questions(self, count: int, seed: int = 1) -> list[tuple[str, str]]:
         """Return topics and keys, from the most frequent key to some that occur once or never."""
@@ -59,7 +44,13 @@ class Sample:
         begin_ms = BEGIN_MS + 36 * 3_600_000
         return begin_ms, begin_ms + 3_600_000
 
-    def check(self, index: Answering, questions: Iterable[tuple[str, str]]) -> None:
+    def put_into(self, index: IndexService, *, step: int = 50_000, source: str | None = None) -> None:
+        """Put all messages; their positions in a source are their numbers."""
+        for start in range(0, MESSAGES, step):
+            position = None if source is None else start + step
+            index.put_batch(entry_batch(self.workload, start, start + step), source=source, source_position=position)
+
+    def check(self, index: Lookups, questions: Iterable[tuple[str, str]]) -> None:
         """Ask everything; each answer must be complete and right, so each entry is found exactly once."""
         for topic, key in questions:
             self.check_one(index.query(topic, key, max_count=1_000_000), topic, key)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from tests.real_s3.cluster import ACCESS_KEY, SECRET_KEY, Cluster, ClusterError
 from tests.real_s3.packages import MissingPrerequisite, cache_folder, install
+from tests.support.s3_server import CREDENTIALS
 
 ENDPOINT_VARIABLE = "TIERED_INDEX_TEST_S3_ENDPOINT"
 STATE_VARIABLE = "TIERED_INDEX_TEST_S3_STATE"
@@ -34,15 +35,8 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 def environment(endpoint_url: str) -> dict[str, str]:
     """Return what lets a client in, and leads it nowhere else."""
-    return {
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        ENDPOINT_VARIABLE: endpoint_url,
-    }
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    return {**CREDENTIALS, **keys, ENDPOINT_VARIABLE: endpoint_url}
 
 
 def run(command: Sequence[str]) -> int:
@@ -60,11 +54,8 @@ def run(command: Sequence[str]) -> int:
     try:
         cluster.init()
         cluster.start()
-        print(
-            f"S3 server at {cluster.endpoint_url}, ready after {time.monotonic() - began_s:.1f} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        took_s = time.monotonic() - began_s
+        print(f"S3 server at {cluster.endpoint_url}, ready after {took_s:.1f} s", file=sys.stderr, flush=True)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         settings = {**inherited, **environment(cluster.endpoint_url), STATE_VARIABLE: str(state)}
         return subprocess.run(command, env=settings, check=False).returncode

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import tiered_index
-from tests.real_s3.conftest import Server
+from tests.real_s3.conftest import Server, clear
 from tests.real_s3.sample import PART_BYTES, Sample
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
-from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageUnavailable
@@ -26,21 +25,13 @@ from tiered_index.storage.opening import open_storage
 
 pytestmark = pytest.mark.real_s3
 
-MESSAGES = 400_000
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return Sample.generate(MESSAGES)
-
 
 @pytest.fixture
 def filled(uri: str, tmp_path: Path, sample: Sample) -> str:
     """The sample as files of plain layout, of which one is larger than a window of a copy."""
     settings = {"slots": 20_000, "items": 1_000_000, "upload_part_bytes": PART_BYTES}
     with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
-        for part in range(0, MESSAGES, 100_000):
-            index.put_batch(entry_batch(sample.workload, part, part + 100_000))
+        sample.put_into(index, step=100_000)
         index.seal()
         index.run_lifecycle()
     with IndexReader.open(uri) as reader:
@@ -51,11 +42,9 @@ def filled(uri: str, tmp_path: Path, sample: Sample) -> str:
 @pytest.fixture
 def other(server: Server, place: str) -> Iterator[str]:
     """A prefix beside the test's own."""
-    name = f"{place}-other"
-    yield server.uri(name)
-    with open_storage(server.uri(name)) as storage:
-        storage.abort_uploads()
-        storage.delete_many([info.name for info in storage.list()])
+    uri = server.uri(f"{place}-other")
+    yield uri
+    clear(uri)
 
 
 def check(uri: str, sample: Sample) -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.real_s3.commands import ITEMS, TIMEOUT_S, finished, ingest_command, settings, started
+from tests.real_s3.commands import ITEMS, TIMEOUT_S, finished, ingest_command, settings
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
-from tests.real_s3.sample import Sample
+from tests.real_s3.sample import MESSAGES, Sample
+from tests.support.hanging import until
+from tests.support.processes import started
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.service.log.log import StorageLog
@@ -25,7 +26,6 @@ from tiered_index.storage.opening import open_storage
 
 pytestmark = pytest.mark.real_s3
 
-MESSAGES = 400_000
 MOMENTS: dict[str, tuple[str, str, bool, int]] = {
     "before the log is made": ("PUT", r"/log/0+1\b", False, 0),
     "the log made, unheard": ("PUT", r"/log/0+1\b", True, 0),
@@ -44,11 +44,6 @@ MOMENTS: dict[str, tuple[str, str, bool, int]] = {
     "the second file published, unheard": ("PUT", r"/log/0+4\b", True, 0),
     "before the lease is released": ("PUT", r"/lease/.*0+2\b", False, 0),
 }
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return Sample.generate(MESSAGES)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +81,7 @@ def test_a_kill_at_a_request_loses_and_doubles_nothing(
     uri, root = server.uri(place, server_gate.endpoint_url), tmp_path / "root"
     command = ingest_command(source, root, uri)
     server_gate.hold(method, path, answer=answer, skip=skip)
-    with started(command) as process:
+    with started(command, settings()) as process:
         server_gate.wait()
         assert process.poll() is None
         if "partNumber" in path:
@@ -122,10 +117,7 @@ def test_a_kill_on_the_way_loses_and_doubles_nothing(
         root, uri = tmp_path / f"root-{attempt}", server.uri(f"{place}/{attempt}")
         command = ingest_command(source, root, uri)
         with started(command, settings(FLUSH_INTERVAL_S="0.02")) as process:
-            deadline_s = time.monotonic() + TIMEOUT_S
-            while process.poll() is None and not reached(root, uri):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.002)
+            until(lambda: process.poll() is not None or reached(root, uri), within_s=TIMEOUT_S)  # noqa: B023
             process.kill()
             process.wait(TIMEOUT_S)
         if process.returncode == -signal.SIGKILL:

@@ -14,30 +14,21 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.real_s3.sample import PART_BYTES, Sample
+from tests.real_s3.sample import MESSAGES, PART_BYTES, Sample
 from tests.support.plain_files import plain_files
-from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.context import sending
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3 import light
-from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 
-ITEMS = 200_001
-MESSAGES = 400_000
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return Sample.generate(MESSAGES)
+SETTINGS = {"slots": 40_000, "items": 200_001, "local_keep_s": 0, "upload_part_bytes": PART_BYTES, "background": False}
 
 
 @contextmanager
 def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
     """Count what is really sent, repeats included: the metering counts calls."""
-    assert isinstance(storage.inner, S3Storage)
     events, counts, lock = storage.inner.client.meta.events, Counter[str](), threading.Lock()
 
     def count(request: Any, event_name: str, **more: object) -> None:
@@ -57,18 +48,9 @@ def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
 
 
 def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
-    settings = {
-        "slots": 40_000,
-        "items": ITEMS,
-        "local_keep_s": 0,
-        "upload_part_bytes": PART_BYTES,
-        "background": False,
-    }
     keys = sample.questions(40)
-    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
-        for start in range(0, MESSAGES, 50_000):
-            batch = entry_batch(sample.workload, start, start + 50_000)
-            index.put_batch(batch, source="log", source_position=start + 50_000)
+    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
+        sample.put_into(index, source="log")
         index.flush()
         sample.check(index, keys)
         index.run_lifecycle()  # what was full
@@ -91,16 +73,8 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
 
 
 def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample: Sample) -> None:
-    settings = {
-        "slots": 40_000,
-        "items": ITEMS,
-        "local_keep_s": 0,
-        "upload_part_bytes": PART_BYTES,
-        "background": False,
-    }
-    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
-        for start in range(0, MESSAGES, 50_000):
-            index.put_batch(entry_batch(sample.workload, start, start + 50_000))
+    with IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
+        sample.put_into(index)
         index.seal()
         index.run_lifecycle()
         files = len(index.log_state.objects)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_s3.commands import finished, started
+from tests.real_s3.commands import finished
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
-from tests.real_s3.sample import PART_BYTES, Sample
+from tests.real_s3.sample import MESSAGES, PART_BYTES, Sample
 from tests.support.later import Later
+from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
-from tests.support.workload import entry_batch
+from tests.support.processes import started
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -31,7 +32,6 @@ from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 
-MESSAGES = 400_000
 DAY_S = 86_400
 _MERGE = f"""
 import sys
@@ -52,24 +52,12 @@ with open_storage(sys.argv[1]) as storage:
 """
 
 
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return Sample.generate(MESSAGES)
-
-
 @pytest.fixture
 def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
     """The sample as a live writer's files."""
-    settings = {
-        "slots": 20_000,
-        "items": 100_001,
-        "local_keep_s": 0,
-        "upload_part_bytes": PART_BYTES,
-        "background": False,
-    }
-    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
-        for start in range(0, MESSAGES, 50_000):
-            index.put_batch(entry_batch(sample.workload, start, start + 50_000))
+    settings = {"slots": 20_000, "items": 100_001, "local_keep_s": 0, "upload_part_bytes": PART_BYTES}
+    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
+        sample.put_into(index)
         index.seal()
         index.run_lifecycle()
     assert len(state_of(storage).files) >= 4
@@ -91,17 +79,14 @@ def check(storage: S3Storage, uri: str, sample: Sample) -> None:
 
 def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
     """Sweep as if so many days had gone by; return how many objects and unfinished uploads that took away."""
-    log = StorageLog(storage, SystemClock())
-    log.open()
-    found = find_orphans(Later(storage, days * DAY_S), log)
+    found = find_orphans(Later(storage, days * DAY_S), open_log(storage, SystemClock()))
     delete_orphans(storage, found)
     return len(found.objects), len(found.uploads)
 
 
 def test_files_become_days_and_days_a_month(filled: str, storage: S3Storage, sample: Sample) -> None:
     files = len(state_of(storage).files)
-    log = StorageLog(storage, SystemClock())
-    log.open()
+    log = open_log(storage, SystemClock())
     with IndexReader.open(filled, refresh_interval_s=3600, block_cache_bytes=0) as running:
         first = running.query("orders", sample.workload.keys[0], max_count=1_000)
         for window_s, sources in ((DAY_S, files), (30 * DAY_S, None)):

@@ -12,30 +12,23 @@ from pathlib import Path
 import pytest
 
 from tests.real_s3.cluster import Cluster
-from tests.real_s3.commands import TIMEOUT_S, ingest_command, started
+from tests.real_s3.commands import TIMEOUT_S, ingest_command, settings
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
-from tests.real_s3.sample import PART_BYTES, Sample
+from tests.real_s3.sample import MESSAGES, PART_BYTES, Sample
 from tests.support.plain_files import plain_files
-from tests.support.workload import entry_batch
+from tests.support.processes import started
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 
-MESSAGES = 400_000
 # Refused connections are noticed at once; a client that repeated them for long would only keep the tests waiting.
 IMPATIENT = S3Options(max_attempts=2, transfer_attempts=2, read_timeout_s=10)
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return Sample.generate(MESSAGES, seed=3)
 
 
 def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
@@ -75,43 +68,23 @@ def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
         assert len(listed) <= len(acknowledged) + 4  # one of each writer may have been stored unheard
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "answer"),
-    [
-        ("PUT", r"partNumber=2\b", False),
-        ("POST", r"/data/.*uploadId=", True),
-        ("PUT", r"/log/0+4\b", False),
-        ("PUT", r"/log/0+4\b", True),
-    ],
-    ids=["in an upload", "completed, unheard", "before a record", "record stored, unheard"],
-)
+HELD: dict[str, tuple[str, str, bool]] = {
+    "in an upload": ("PUT", r"partNumber=2\b", False),
+    "completed, unheard": ("POST", r"/data/.*uploadId=", True),
+    "before a record": ("PUT", r"/log/0+4\b", False),
+    "record stored, unheard": ("PUT", r"/log/0+4\b", True),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
 def test_uploads_go_on_after_the_server_was_killed(
-    server: Server,
-    cluster: Cluster,
-    place: str,
-    server_gate: Gate,
-    tmp_path: Path,
-    sample: Sample,
-    method: str,
-    path: str,
-    answer: bool,
+    server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, held: str
 ) -> None:
-    uri = server.uri(place, server_gate.endpoint_url)
-    settings = {
-        "slots": 40_000,
-        "items": 200_001,
-        "upload_part_bytes": PART_BYTES,
-        "background": False,
-        "s3": IMPATIENT,
-    }
-    with (
-        plain_files(),
-        IndexService.open(root=tmp_path / "root", storage=uri, local_keep_s=0, lease_ttl_s=600, **settings) as index,
-    ):
-        for start in range(0, MESSAGES, 50_000):
-            index.put_batch(
-                entry_batch(sample.workload, start, start + 50_000), source="log", source_position=start + 50_000
-            )
+    (method, path, answer), uri = HELD[held], server.uri(place, server_gate.endpoint_url)
+    settings = {"slots": 40_000, "items": 200_001, "upload_part_bytes": PART_BYTES, "background": False}
+    settings |= {"local_keep_s": 0, "lease_ttl_s": 600, "s3": IMPATIENT}
+    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+        sample.put_into(index, source="log")
         index.seal()
         server_gate.hold(method, path, answer=answer)
         with ThreadPoolExecutor(1) as pool:
@@ -154,20 +127,15 @@ def test_a_waiting_ingest_outlives_the_server(
     source = tmp_path / "messages.parquet"
     sample.write_parquet(source, 0, MESSAGES, group_rows=50_000)
     server_gate.hold("PUT", r"partNumber=2\b")
-    command = [
-        *ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url)),
-        "--patience",
-        "60",
-    ]
-    with started(command) as process:
+    command = ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url))
+    with started([*command, "--patience", "60"], settings()) as process:
         server_gate.wait()
         cluster.kill()
         server_gate.release()
         cluster.start()
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, err
-    with open_storage(server.uri(place)) as storage, IndexReader.open(server.uri(place)) as reader:
-        assert isinstance(storage, S3Storage)
+    with IndexReader.open(server.uri(place)) as reader:
         sample.check(reader, sample.questions(60))
         assert sum(o.count for o in reader.log_state.objects.values()) == sample.workload.entries
         assert list(reader.log_state.positions.values()) == [MESSAGES]
