@@ -10,8 +10,10 @@ File f (0: the oldest) has the keys ``kF-0`` ... and ``all``, each once. The fil
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -205,3 +207,33 @@ def spoiled(made: ColdIndex, name: str, change: Callable[[bytearray], object]) -
         yield
     finally:
         made.inner.put(name, whole)
+
+
+@contextlib.contextmanager
+def gone(made: ColdIndex, name: str) -> Iterator[None]:
+    """Take an object out of the storage until the block ends."""
+    whole = made.inner.get(name)
+    made.inner.delete(name)
+    try:
+        yield
+    finally:
+        made.inner.put(name, whole)
+
+
+def in_rounds(storage: Recorder, ask: Callable[[], _T], threads: int, requests: int, *, alone: int = 0) -> _T:
+    """Return what `ask` returns, whose requests, but for the first `alone`, wait for as many as may travel at once,
+    round after round. If fewer travel, the barrier breaks.
+    """
+    rounds, numbers = threading.Barrier(threads), itertools.count(1)
+    last = alone + (requests - alone) // threads * threads
+
+    def gate(_: Read) -> None:
+        if alone < next(numbers) <= last:
+            rounds.wait(60)
+
+    storage.gate = gate
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(ask).result(120)
+    finally:
+        storage.gate = None

@@ -19,6 +19,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.clock import ManualClock
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
@@ -112,6 +113,22 @@ class Merging:
             self.model.put(*message, **extra)
             self.asked.add((topic, key))
             (into or self.index).put(*message, **extra, **more)
+
+    def fill(self, days: int = 1, files: int = 3) -> None:
+        """Publish files of some days, in which key "hot" has as many entries as four others; let the days pass."""
+        for day in range(days):
+            for file in range(files):
+                start = BASE_MS + day * DAY_MS + file * 5 * HOUR_MS
+                self.put([(start + step * 60_000, key) for step in range(20) for key in ("hot", f"k{step % 4}")])
+                self.publish()
+        self.later()
+
+    def sweep(self, **spared: Any) -> int:
+        """Delete, three days later, what nobody names; return how many objects that was."""
+        self.later(3)
+        found = find_orphans(self.storage, self.log(), **spared)
+        delete_orphans(self.storage, found)
+        return len(found.objects)
 
     def publish(self, index: IndexService | None = None) -> None:
         """Seal, compact, upload and retire everything."""

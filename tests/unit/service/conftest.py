@@ -55,13 +55,18 @@ def index(open_index):
 
 @pytest.fixture
 def merging(tmp_path):
-    """Return a function that makes a `Merging` of such settings, in the test's folder; all are closed at the end."""
+    """Return a function that makes a `Merging` of such settings, in a folder of its own; all are closed at the end."""
     made = []
 
     def make(storage=None, **given):
-        made.append(Merging(tmp_path, storage, **given))
+        made.append(Merging(tmp_path / f"life{len(made)}", storage, **given))
         return made[-1]
 
     yield make
     for life in made:
         life.close()
+
+
+@pytest.fixture
+def life(merging):
+    return merging()

@@ -1,0 +1,25 @@
+"""Rounds of an index's life cycle."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexService
+from tiered_index.errors import StorageUnavailable
+
+
+def upload(index: IndexService, rounds: int = 1) -> None:
+    """Seal all entries and upload their files; a second round retires local copies that nobody keeps."""
+    index.seal()
+    for _ in range(rounds):
+        index.run_lifecycle()
+
+
+def compact_only(index: IndexService, faulty: FaultStorage) -> None:
+    """Seal all entries and compact a file, which does not get into the storage."""
+    index.seal()
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    assert "compacted" in {handle.place for handle in index.files()}
