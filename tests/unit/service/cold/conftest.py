@@ -1,8 +1,5 @@
 """Lookups that have all the time they need, over a log for which nobody waits."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from tiered_index.service import reader as reader_module
@@ -11,10 +8,10 @@ from tiered_index.storage.context import remaining_s
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch):
     """A lookup held to a time waits a moment for the log, however long it may last itself."""
 
-    def short_s() -> float | None:
+    def short_s():
         left_s = remaining_s()
         return None if left_s is None else min(left_s, 0.02)
 
@@ -23,12 +20,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def log_readings() -> Iterator[list[views.IndexView]]:
+def log_readings():
     """The view of each reading of a log, after the opening; also where a test undoes its own patches."""
-    begun: list[views.IndexView] = []
+    begun = []
     read = views.IndexView._read
 
-    def counted(view: views.IndexView, **how: Any) -> Any:
+    def counted(view, **how):
         begun.append(view)
         return read(view, **how)
 

@@ -2,6 +2,7 @@
 explain.
 """
 
+import contextlib
 import random
 
 import numpy as np
@@ -29,14 +30,21 @@ def put(service, count):
     service.put_batch(batch(count, key=[f"k{i}" for i in range(count)], timestamp_ms=BASE_MS + np.arange(count) * 1000))
 
 
-def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
-    storage = MemoryStorage()
-    with IndexService.open(
-        root=tmp_path, storage_backend=storage, slots=100, items=2001, local_keep_s=0, background=False
-    ) as service:
-        put(service, 2000)
+@contextlib.contextmanager
+def uploaded(root, storage, count, **settings):
+    """Yield the writer of keys k0 to below `count` in one uploaded file."""
+    chosen = {"slots": 100, "items": 4000, "background": False, **settings}
+    with IndexService.open(root=root, storage_backend=storage, **chosen) as service:
+        put(service, count)
         service.seal()
         service.run_lifecycle()
+        yield service
+
+
+def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
+    storage = MemoryStorage()
+    with uploaded(tmp_path, storage, 2000, local_keep_s=0):
+        pass
     with IndexReader.open(storage_backend=storage, filter_after_probes=1) as reader:
         absent = [[Lookup(topic="t", key=f"absent{batch}-{i}") for i in range(5)] for batch in range(3)]
         asked = [reader.query_many(lookups).explain for lookups in absent]
@@ -49,12 +57,7 @@ def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
 
 def test_requests_for_a_damaged_copy_are_its_own(tmp_path):
     storage = MemoryStorage()
-    with IndexService.open(
-        root=tmp_path, storage_backend=storage, slots=100, items=2001, local_keep_s=10**6, background=False
-    ) as service:
-        put(service, 2000)
-        service.seal()
-        service.run_lifecycle()
+    with uploaded(tmp_path, storage, 2000) as service:
         (path,) = (tmp_path / "uploaded").iterdir()
         data = bytearray(path.read_bytes())
         data[28 + 800 : -3000] = bytes(len(data) - 28 - 800 - 3000)
@@ -89,16 +92,8 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
     clock, rng = ManualClock(BASE_MS), random.Random(f"{layout} {merged}")
     storage = MemoryStorage(clock=clock)
     count = 3000
-    opened = IndexService.open(
-        root=tmp_path,
-        storage_backend=storage,
-        slots=500,
-        items=40_000,
-        local_keep_s=0,
-        background=False,
-        clock=clock,
-        max_early_s=10**9,
-    )
+    settings = {"slots": 500, "items": 40_000, "local_keep_s": 0, "background": False, "max_early_s": 10**9}
+    opened = IndexService.open(root=tmp_path, storage_backend=storage, clock=clock, **settings)
     with plain_files(layout == "plain"), opened as service:
         for _ in range(2):
             put(service, count)
@@ -131,13 +126,7 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
 
 @pytest.mark.parametrize("checked", [True, False], ids=["of other bytes", "that is no run"])
 def test_damage_of_a_local_file_is_of_its_slot_group(tmp_path, monkeypatch, checked):
-    storage = MemoryStorage()
-    with IndexService.open(
-        root=tmp_path, storage_backend=storage, slots=100, items=4000, local_keep_s=10**6, background=False
-    ) as service:
-        put(service, 3000)
-        service.seal()
-        service.run_lifecycle()
+    with uploaded(tmp_path, MemoryStorage(), 3000):
         (path,) = (tmp_path / "uploaded").iterdir()
     file = open_local(path)
     runs = file.local.trailer().directory.all_runs()

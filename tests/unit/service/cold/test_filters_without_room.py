@@ -1,15 +1,12 @@
 """Filters that do not all fit: what is fetched in place of others is paid for by reads that found nothing."""
 
 import os
-from pathlib import Path
 
 import pytest
 
-from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.cold_index import Read, cold_index
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
 from tiered_index.service.cold import caches as caches_module
-from tiered_index.storage.base import Storage
 
 FILES = 12
 ROOM = 4
@@ -18,43 +15,41 @@ ABSENT = 40
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def made(tmp_path_factory):
     return cold_index(tmp_path_factory.mktemp("root"), files=FILES, entries=6000, slots=6000)
 
 
-def reader(made: ColdIndex, cache: Path | None, storage: Storage | None = None) -> IndexReader:
+def reader(made, cache, storage=None):
     """Return a reader with room for the filters of four files, in memory or on the disk."""
     size = made.stored[0].filter_length
     directory = made.stored[0].size_bytes - made.stored[0].directory_position
-    settings: dict[str, int] = {"directory_cache_bytes": 2 * ROOM * size + size}
+    settings = {"directory_cache_bytes": 2 * ROOM * size + size}
     if cache is not None:
         settings["cache_max_bytes"] = int((ROOM * size * 1.01 + FILES * directory * 1.1 + size / 2) / 0.9)
     assert FILES * directory < settings["directory_cache_bytes"]
     return made.reader(storage, cache_dir=cache, filter_after_probes=PROBES, block_cache_bytes=0, **settings)
 
 
-def ask(made: ColdIndex, asked: IndexReader, first: int, stop: int, count: int, name: str) -> tuple[list[str], int]:
-    """Look `count` absent keys up in files `first` to below `stop`; return whose filters were fetched, and how many
-    requests were made.
+def ask(made, asked, first, stop, count, name):
+    """Look `count` absent keys up in files `first` to below `stop`; return whose filters were fetched, and how often
+    the storage was asked.
     """
     made.storage.reset()
     span = made.stored[first].second_min * 1000, made.stored[stop - 1].second_max * 1000
     for number in range(count):
         assert len(asked.query("t", f"{name}{number}", *span)) == 0
-    places = {(o.name, o.trailer_position, o.filter_length) for o in made.stored}
-    return [read.name for read in made.storage.reads if (read.name, read.start, read.length) in places], len(
-        made.storage.reads
-    )
+    places = {Read(o.name, o.trailer_position, o.filter_length) for o in made.stored}
+    return [read.name for read in made.storage.reads if read in places], len(made.storage.reads)
 
 
 @pytest.fixture
-def dear(made: ColdIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def dear(made, monkeypatch):
     """Let a filter have as many bytes as 1,600 misses read, as one of 20,000,000 keys has; here it has half of one."""
     monkeypatch.setattr(caches_module, "_MISS_BYTES", made.stored[0].filter_length / 1600)
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_those_that_fit_stay_and_the_rest_is_read(made: ColdIndex, tmp_path: Path, local: bool, dear: None) -> None:
+def test_those_that_fit_stay_and_the_rest_is_read(made, tmp_path, local, dear):
     with reader(made, tmp_path / "cache" if local else None) as asked:
         fetched, requests = ask(made, asked, 0, FILES, ABSENT, "absent")
     assert len(fetched) == len(set(fetched)) == ROOM
@@ -62,14 +57,14 @@ def test_those_that_fit_stay_and_the_rest_is_read(made: ColdIndex, tmp_path: Pat
     assert requests <= FILES + FILES * PROBES + ROOM + (FILES - ROOM) * (ABSENT - PROBES) + ROOM * ABSENT // 20
 
 
-def idle(cache: Path | None) -> None:
+def idle(cache):
     """Let an hour pass since all entries on the disk were used."""
     for path in cache.rglob("*.*") if cache is not None else ():
         os.utime(path, (path.stat().st_atime - 3600, path.stat().st_mtime - 3600))
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_what_is_of_no_use_any_more_makes_room(made: ColdIndex, tmp_path: Path, local: bool) -> None:
+def test_what_is_of_no_use_any_more_makes_room(made, tmp_path, local):
     cache = tmp_path / "cache" if local else None
     with reader(made, cache) as asked:
         fetched, _ = ask(made, asked, 0, ROOM, 10, "old")
@@ -85,9 +80,7 @@ def test_what_is_of_no_use_any_more_makes_room(made: ColdIndex, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(
-    made: ColdIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
-) -> None:
+def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(made, tmp_path, monkeypatch, local):
     """Two parts of the files are asked in turn, each of which has as many filters as fit."""
     misses, turns = 20, 24
     monkeypatch.setattr(caches_module, "_MISS_BYTES", made.stored[0].filter_length / misses)
@@ -104,34 +97,14 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(
     assert fetched > ROOM
 
 
-def test_room_is_counted_once_while_filters_are_being_fetched(made: ColdIndex, dear: None) -> None:
-    """All files are due in one lookup, and searched side by side; one thread fetches each."""
-    with reader(made, None) as asked:
-        (path,) = asked._cold_paths
-        filters = path.filters
-        for stored in made.stored * PROBES:
-            filters.record_miss(stored, 1)
-        begun = [stored for stored in made.stored if filters.begin_fetch(stored)]
-        assert begun == made.stored[:ROOM]
-        assert not any(filters.begin_fetch(stored) for stored in made.stored)
-        for stored in begun:
-            filters.end_fetch(stored)
-        # the room of those that could not be had is free again, and their misses are counted anew
-        assert [stored for stored in made.stored if filters.begin_fetch(stored)] == made.stored[ROOM : 2 * ROOM]
-
-
-def test_an_explicit_fetch_takes_the_room_of_what_was_used_longest_ago(made: ColdIndex, dear: None) -> None:
+def test_an_explicit_fetch_takes_the_room_of_what_was_used_longest_ago(made, dear):
     with reader(made, None) as asked:
         for stored in made.stored:
             assert asked.fetch_filter(stored.file_id)
-        assert [stored.name for stored in made.stored if asked._cold_paths[0].filters.has(stored)] == [
-            stored.name for stored in made.stored[-ROOM:]
-        ]
+        assert [stored for stored in made.stored if asked._cold_paths[0].filters.has(stored)] == made.stored[-ROOM:]
 
 
-def test_a_filter_that_can_not_be_had_holds_no_room(
-    made: ColdIndex, caplog: pytest.LogCaptureFixture, dear: None
-) -> None:
+def test_a_filter_that_can_not_be_had_holds_no_room(made, caplog, dear):
     """The filters of the newest files can't be read; those of the oldest get the room."""
     faulty = FaultStorage(made.inner)
     with reader(made, None, faulty) as asked:

@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +19,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
 from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
-from tiered_index import IndexReader, IndexService, QueryResult
+from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.storage.memory import MemoryStorage
@@ -31,10 +28,9 @@ ENTRIES = 100_000
 OTHERS = 300
 # layouts of preset native, and the other preset
 KINDS = ["packed", "plain", "rocketmq"]
-Ask = Callable[..., QueryResult]
 
 
-def giant_columns() -> dict[str, Any]:
+def giant_columns():
     """Return the hot key's entries, several a second, some late, and other keys' between them."""
     rng = np.random.default_rng(7)
     count = ENTRIES + OTHERS
@@ -48,7 +44,7 @@ def giant_columns() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole() -> list[Answer]:
+def whole():
     """What the model answers."""
     columns = giant_columns()
     model = ReferenceModel()
@@ -64,28 +60,20 @@ class Giant:
     hot: IndexService
     storage: Recorder
 
-    def reader(self, **settings: Any) -> IndexReader:
+    def reader(self, **settings):
         return IndexReader.open(storage_backend=self.storage, refresh_interval_s=10**6, **settings)
 
     @property
-    def name(self) -> str:
+    def name(self):
         return next(iter(self.hot.log_state.objects))
 
 
 @contextlib.contextmanager
-def stored(root: Path, kind: str, batch: dict[str, Any]) -> Iterator[Giant]:
+def stored(root, kind, batch):
     storage = Recorder(MemoryStorage())
-    opened = IndexService.open(
-        root=root,
-        storage_backend=storage,
-        preset="rocketmq" if kind == "rocketmq" else "native",
-        slots=64,
-        items=ENTRIES + OTHERS + 1,
-        background=False,
-        clock=ManualClock(BASE_MS),
-        disk=FaultDisk(),
-        max_early_s=10**9,
-    )
+    settings = {"slots": 64, "items": ENTRIES + OTHERS + 1, "background": False, "max_early_s": 10**9}
+    settings |= {"preset": "rocketmq" if kind == "rocketmq" else "native", "clock": ManualClock(BASE_MS)}
+    opened = IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **settings)
     with plain_files(kind == "plain"), opened as service:
         service.put_batch(batch)
         service.seal()
@@ -95,12 +83,12 @@ def stored(root: Path, kind: str, batch: dict[str, Any]) -> Iterator[Giant]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def giant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Giant]:
+def giant(request, tmp_path_factory):
     with stored(tmp_path_factory.mktemp("giant") / "root", request.param, giant_columns()) as made:
         yield made
 
 
-def pages(ask: Ask, max_count: int, **question: Any) -> Iterator[QueryResult]:
+def pages(ask, max_count, **question):
     cursor = None
     while True:
         page = ask("t", "hot", max_count=max_count, cursor=cursor, **question)
@@ -112,7 +100,7 @@ def pages(ask: Ask, max_count: int, **question: Any) -> Iterator[QueryResult]:
         assert page.status == "truncated"
 
 
-def test_the_whole_answer_comes_through_pages_hot_and_cold(giant: Giant, whole: list[Answer]) -> None:
+def test_the_whole_answer_comes_through_pages_hot_and_cold(giant, whole):
     names = ("timestamp_ms", "offset", "queue_id")
     expected = {name: [getattr(answer, name) for answer in whole] for name in names}
     with giant.reader() as reader:
@@ -123,7 +111,7 @@ def test_the_whole_answer_comes_through_pages_hot_and_cold(giant: Giant, whole: 
             assert [Answer.of(item) for item in last[::-997]] == whole[::-1][: len(last) : 997]
 
 
-def test_pages_of_64_over_the_bounds_of_blocks(giant: Giant, whole: list[Answer]) -> None:
+def test_pages_of_64_over_the_bounds_of_blocks(giant, whole):
     """A block holds some 7,300 entries."""
     newest, oldest = whole[6_500].timestamp_ms, whole[8_000].timestamp_ms
     expected = [answer for answer in whole if oldest <= answer.timestamp_ms <= newest]
@@ -133,7 +121,7 @@ def test_pages_of_64_over_the_bounds_of_blocks(giant: Giant, whole: list[Answer]
             assert found == expected
 
 
-def test_all_of_it_is_one_range(giant: Giant) -> None:
+def test_all_of_it_is_one_range(giant):
     with giant.reader() as cold:
         cold.query("t", "k1")
         giant.storage.reset()
@@ -146,7 +134,7 @@ def test_all_of_it_is_one_range(giant: Giant) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 30_000, 99_900])
-def test_a_page_reads_the_blocks_it_needs(giant: Giant, whole: list[Answer], start: int) -> None:
+def test_a_page_reads_the_blocks_it_needs(giant, whole, start):
     after = whole[start]
     with giant.reader(block_cache_bytes=0) as cold:
         cold.query("t", "k1")
@@ -161,7 +149,7 @@ def test_a_page_reads_the_blocks_it_needs(giant: Giant, whole: list[Answer], sta
         assert page.explain.requests == len(giant.storage.reads) <= blocks
 
 
-def test_a_range_of_time_reads_only_the_blocks_of_that_time(giant: Giant, whole: list[Answer]) -> None:
+def test_a_range_of_time_reads_only_the_blocks_of_that_time(giant, whole):
     begin_ms, end_ms = whole[-1].timestamp_ms, whole[-100].timestamp_ms
     with giant.reader() as cold:
         cold.query("t", "k1")
@@ -171,7 +159,7 @@ def test_a_range_of_time_reads_only_the_blocks_of_that_time(giant: Giant, whole:
         assert giant.storage.asked_bytes <= 4 * BLOCK_BYTES
 
 
-def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant: Giant) -> None:
+def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant):
     """Blocks hold bounds of hashes, and in native order a hash's items lie side by side."""
     with giant.reader() as cold:
         hashes = {f"k{n}": cold.query("t", f"k{n}") for n in range(0, OTHERS, 7)}
@@ -180,7 +168,7 @@ def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant: Giant) -> N
             assert all(answer.explain.bytes <= 3 * BLOCK_BYTES for answer in hashes.values())
 
 
-def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant: Giant) -> None:
+def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant):
     with giant.reader(block_cache_bytes=0) as cold:
         page = cold.query("t", "hot", max_count=64)
         ask = partial(cold.query, "t", "hot", max_count=64, cursor=page.cursor)
@@ -193,7 +181,7 @@ def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant: Giant) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_path: Path, kind: str) -> None:
+def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_path, kind):
     """Time can't narrow it down.
 
     In answer order the first block is enough; behind a cursor, or in another order, all are read at once.
@@ -204,9 +192,9 @@ def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_
     with stored(tmp_path / "root", kind, batch) as made, made.reader(block_cache_bytes=0) as cold:
         cold.query("t", "k1")
         (file,) = cold.files()
-        block = int(file.stored.trailer().directory.blocks["length"].max())  # type: ignore[attr-defined]
+        block = int(file.stored.trailer().directory.blocks["length"].max())
         made.storage.reset()
-        found: list[int] = []
+        found = []
         for number, page in zip(range(3), pages(cold.query, 5000), strict=False):
             found += [item.offset for item in page]
             assert len(made.storage.reads) == page.explain.requests == 1

@@ -5,18 +5,15 @@ it, once.
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
+from tests.support.cold_index import BASE_MS, cold_index
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
 from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, QueryResult
+from tiered_index import QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
 from tiered_index.service import reader as reader_module
@@ -30,43 +27,41 @@ LONG_S = 300.0
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ColdIndex:
+def made(tmp_path):
     return cold_index(tmp_path / "root", files=FILES)
 
 
 @pytest.fixture
-def storage(made: ColdIndex) -> FaultStorage:
+def storage(made):
     return FaultStorage(made.inner)
 
 
 @pytest.fixture(autouse=True)
-def _short(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(impatient, monkeypatch):
     """Nobody waits long for a log or at a close."""
     monkeypatch.setattr(workers, "_CLOSE_S", 0.02)
 
 
 @pytest.fixture
-def reader(made: ColdIndex, storage: FaultStorage) -> Iterator[IndexReader]:
+def reader(made, storage):
     """A reader that knows all directories and blocks."""
     with made.reader(storage, clock=ManualClock(BASE_MS), refresh_interval_s=10) as reader:
         assert answers(reader.query("t", "all")) == made.expected("t", "all")
         yield reader
 
 
-def answers(result: QueryResult) -> list[Answer]:
+def answers(result):
     return [Answer.of(item) for item in result]
 
 
-def advance(reader: IndexReader) -> None:
+def advance(reader):
     clock = reader._views[0]._clock
     assert isinstance(clock, ManualClock)
     clock.advance(11)
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
-    made: ColdIndex, storage: FaultStorage, reader: IndexReader, many: bool
-) -> None:
+def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(made, storage, reader, many):
     before = made.expected("t", "all")
     made.add(FILES)
     hang = storage.hang("get", name_prefix="log/")
@@ -89,9 +84,7 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
     assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all") != before
 
 
-def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(
-    made: ColdIndex, storage: FaultStorage, reader: IndexReader
-) -> None:
+def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(made, storage, reader):
     for number in range(FILES, FILES + 3):
         made.add(number)
     hang = storage.hang("get", name_prefix="log/")
@@ -104,14 +97,12 @@ def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(
     assert answers(reader.query("t", "all")) == made.expected("t", "all")
 
 
-def test_a_refresh_behind_a_lookup_is_counted_to_it(
-    storage: FaultStorage, reader: IndexReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refresh_behind_a_lookup_is_counted_to_it(storage, reader, monkeypatch):
     hang = storage.hang("list", name_prefix="log/")
     advance(reader)
     real = reader_module.wait
 
-    def wait_until_it_is_sent(*how: Any) -> Any:
+    def wait_until_it_is_sent(*how):
         assert hang.entered.wait(30)
         return real(*how)
 
@@ -119,9 +110,8 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(
         patch.setattr(reader_module, "wait", wait_until_it_is_sent)
         result = reader.query("t", "all", timeout_s=LONG_S)
     assert result.explain.requests == 1
-    assert [(report.outcome, report.requests) for report in result.explain.files if report.file == "log"] == [
-        ("refreshed", 1)
-    ]
+    (log,) = (report for report in result.explain.files if report.file == "log")
+    assert (log.outcome, log.requests) == ("refreshed", 1)
     hang.release.set()
     until(lambda: reader._views[0]._refresh.done())
     # one that may not make a request leaves it to the next
@@ -131,18 +121,15 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_an_object_that_is_gone_and_a_log_that_hangs(made: ColdIndex, storage: FaultStorage, many: bool) -> None:
+def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
     gone, others = made.stored[1], set(threading.enumerate())
     with made.reader(storage, block_cache_bytes=0) as reader:
         reader.query("t", "all")
         data = made.inner.get(gone.name)
         made.inner.delete(gone.name)
         hang = storage.hang("list", name_prefix="log/", times=None)
-        rest = [
-            answer
-            for answer in made.expected("t", "all")
-            if not gone.second_min <= answer.timestamp_ms // 1000 <= gone.second_max
-        ]
+        seconds = range(gone.second_min, gone.second_max + 1)
+        rest = [answer for answer in made.expected("t", "all") if answer.timestamp_ms // 1000 not in seconds]
         ask = asking(reader, "t", "all", many=many)
         for _ in range(4):
             result = ask(timeout_s=LONG_S, allow_partial=True)
@@ -161,7 +148,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made: ColdIndex, storage: F
         assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
 
 
-def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made: ColdIndex, storage: FaultStorage) -> None:
+def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made, storage):
     """The log is read for a lookup that may make one request more; another one, which waits with it, may make many."""
     gone = made.stored[1]
     with made.reader(storage, block_cache_bytes=0) as reader:
@@ -170,9 +157,9 @@ def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made: ColdIndex,
         made.inner.delete(gone.name)
         held = beside(lambda: view._lock.acquire())
         assert held()
-        waits: list[float | None] = []
+        waits = []
 
-        def patient_s() -> float | None:
+        def patient_s():
             waits.append(remaining_s())
             return waits[-1]
 
@@ -192,7 +179,7 @@ def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made: ColdIndex,
 
 
 @pytest.mark.parametrize("what", ["get", "get_range"])
-def test_a_close_does_not_wait_for_a_request_that_hangs(made: ColdIndex, storage: FaultStorage, what: str) -> None:
+def test_a_close_does_not_wait_for_a_request_that_hangs(made, storage, what):
     others = set(threading.enumerate())
     reader = made.reader(storage, clock=ManualClock(BASE_MS), refresh_interval_s=10, block_cache_bytes=0)
     reader.query("t", "all")
@@ -237,30 +224,22 @@ print("done")
 """
 
 
-def test_a_process_ends_though_a_request_hangs(tmp_path: Path) -> None:
+def test_a_process_ends_though_a_request_hangs(tmp_path):
     uri = f"file://{tmp_path}/objects"
     cold_index(tmp_path / "root", files=1, storage=open_storage(uri)).inner.close()
-    ended = subprocess.run(
-        [sys.executable, "-c", _PROCESS, uri], capture_output=True, text=True, timeout=60, check=False
-    )
+    program = [sys.executable, "-c", _PROCESS, uri]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("beside_the_root", [False, True])
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_a_damaged_log_record_leaves_no_answer_complete(
-    made: ColdIndex,
-    storage: FaultStorage,
-    beside_the_root: bool,
-    timeout_s: float | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_damaged_log_record_leaves_no_answer_complete(made, storage, beside_the_root, timeout_s, monkeypatch):
     monkeypatch.setattr(reader_module, "remaining_s", remaining_s)
     monkeypatch.setattr(views, "remaining_s", remaining_s)
     clock = ManualClock(BASE_MS)
-    with made.reader(
-        storage, clock=clock, refresh_interval_s=10, root=made.root if beside_the_root else None
-    ) as reader:
+    root = made.root if beside_the_root else None
+    with made.reader(storage, clock=clock, refresh_interval_s=10, root=root) as reader:
         before = made.expected("t", "all")
         assert answers(reader.query("t", "all")) == before
         record = f"log/{reader.log_state.number + 1:020}"
@@ -283,22 +262,13 @@ def test_a_damaged_log_record_leaves_no_answer_complete(
         assert (answers(result), result.status) == (made.expected("t", "all"), "complete")
 
 
-def test_a_damaged_record_where_the_log_is_opened(made: ColdIndex, storage: FaultStorage) -> None:
-    for info in list(made.inner.list("checkpoint/")):
-        made.inner.delete(info.name)
-    storage.corrupt("get", name_prefix="log/", nth=2)
-    with pytest.raises(CorruptFile) as caught:
-        made.reader(storage)
-    assert caught.value.file == f"log/{2:020}"
-
-
-def test_an_object_that_is_gone_and_a_damaged_log(made: ColdIndex, storage: FaultStorage) -> None:
+def test_an_object_that_is_gone_and_a_damaged_log(made, storage):
     gone = made.stored[0]
     with made.reader(storage, block_cache_bytes=0) as reader:
         made.add(FILES)
         made.inner.delete(gone.name)
         storage.corrupt("get", name_prefix="log/", times=None)
-        asked: dict[str, Any] = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
+        asked = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
         result = reader.query("t", "all", allow_partial=True, **asked)
         assert [report.file for report in result.failed] == [gone.file_id]
         assert "log/" in str(result.failed[0].error)

@@ -3,8 +3,6 @@ twice.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,14 +21,14 @@ from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, Ma
 ENTRIES = 100_000
 
 
-def hot(first: int) -> dict[str, object]:
+def hot(first):
     """Return entries of one key, 100 a second."""
     numbers = np.arange(first, first + ENTRIES)
     return batch(ENTRIES, key="hot", offset=numbers, timestamp_ms=BASE_MS + numbers * 10)
 
 
 @pytest.fixture(scope="module", params=["packed", "plain", "rocketmq"])
-def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
+def life(request, tmp_path_factory):
     preset = "rocketmq" if request.param == "rocketmq" else "native"
     settings = {"slots": 100, "items": ENTRIES + 1}
     made = Merging(tmp_path_factory.mktemp("hot"), preset=preset, settings=settings)
@@ -42,17 +40,16 @@ def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def read(life: Merging) -> Iterator[tuple[Recorder, IndexReader]]:
+def read(life):
     recorder = Recorder(life.storage)
-    with IndexReader.open(
-        storage_backend=recorder, query_threads=2, block_cache_bytes=0, filter_after_probes=10**6
-    ) as reader:
+    settings = {"query_threads": 2, "block_cache_bytes": 0, "filter_after_probes": 10**6}
+    with IndexReader.open(storage_backend=recorder, **settings) as reader:
         reader.query("t", "hot", max_count=1)
         recorder.reset()
         yield recorder, reader
 
 
-def peak_of(reader: IndexReader, asked: list[Lookup]) -> int:
+def peak_of(reader, asked):
     """Return the most bytes that the lookups held at once."""
     with traced_memory() as memory:
         answers = reader.query_many(asked)
@@ -60,14 +57,14 @@ def peak_of(reader: IndexReader, asked: list[Lookup]) -> int:
         return memory()[1]
 
 
-def test_a_page_costs_a_page(read: tuple[Recorder, IndexReader]) -> None:
+def test_a_page_costs_a_page(read):
     recorder, reader = read
     peak = peak_of(reader, [Lookup(topic="t", key="hot", max_count=64)])
     assert recorder.asked_bytes <= BLOCK_BYTES and len(recorder.reads) == 1
     assert peak < 6 << 20
 
 
-def test_as_many_blocks_as_the_largest_page_needs(read: tuple[Recorder, IndexReader]) -> None:
+def test_as_many_blocks_as_the_largest_page_needs(read):
     recorder, reader = read
     peak_of(reader, [Lookup(topic="t", key="hot", max_count=count) for count in (1, 20_000, 64)])
     (stored,) = reader.log_state.objects.values()
@@ -75,17 +72,13 @@ def test_as_many_blocks_as_the_largest_page_needs(read: tuple[Recorder, IndexRea
     assert 20_000 * min(24, 0.9 * entry_bytes) < recorder.asked_bytes <= 5 * BLOCK_BYTES
 
 
-def test_old_ranges_are_read_where_they_lie(read: tuple[Recorder, IndexReader]) -> None:
+def test_old_ranges_are_read_where_they_lie(read):
     recorder, reader = read
-    asked = [
-        Lookup(topic="t", key="hot", max_count=5, begin_ms=BASE_MS + at, end_ms=BASE_MS + at + 999)
-        for at in (0, 990_000)
-    ]
-    peak_of(reader, asked)
+    peak_of(reader, [Lookup("t", "hot", BASE_MS + at, BASE_MS + at + 999, max_count=5) for at in (0, 990_000)])
     assert recorder.asked_bytes <= 2 * BLOCK_BYTES
 
 
-def test_many_pages_of_one_key(read: tuple[Recorder, IndexReader]) -> None:
+def test_many_pages_of_one_key(read):
     """200 lookups and 100,000 entries are 20 million pairs; each range takes in the newest entries."""
     recorder, reader = read
     peak = peak_of(
@@ -95,7 +88,7 @@ def test_many_pages_of_one_key(read: tuple[Recorder, IndexReader]) -> None:
     assert peak < 24 << 20
 
 
-def test_rows_are_cut_as_they_come() -> None:
+def test_rows_are_cut_as_they_come():
     """However much comes in, no more is held than twice the pages, or a small bound."""
     batch = LookupBatch([Lookup(topic="t", key="a", max_count=4), Lookup(topic="t", key="b", max_count=7)])
     gathered = MatchAccumulator(batch, KEYED_SCHEMA)
@@ -111,7 +104,7 @@ def test_rows_are_cut_as_they_come() -> None:
     assert held < 2 * rows.nbytes
 
 
-def test_nothing_is_read_twice_beside_a_full_buffer(life: Merging, tmp_path: Path) -> None:
+def test_nothing_is_read_twice_beside_a_full_buffer(life, tmp_path):
     """The writer's own lookups: the newest entries wait in its buffer, then in an unsealed file; the rest lies in the
     storage.
     """

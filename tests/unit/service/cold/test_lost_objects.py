@@ -3,35 +3,31 @@
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from tests.support.cold_index import ColdIndex, Read, cold_index
+from tests.support.cold_index import cold_index
 from tests.support.log_records import open_log, publish
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Fetched, IndexItem, IndexReader, IndexService, Lookup, LostFile, QueryResult
+from tiered_index import Fetched, Lookup, LostFile
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.lifecycle.orphans import give_up
-from tiered_index.service.log.records import LogRecord, LostObject, StoredObject, TableShard
+from tiered_index.service.log.records import LogRecord, LostObject, TableShard
 from tiered_index.service.lookup import scan
 
 FILES = 12
-Ask = Callable[[IndexReader], QueryResult]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ColdIndex:
+def made(tmp_path):
     return cold_index(tmp_path / "root", files=FILES, entries=3)
 
 
 @pytest.fixture
-def reader(made: ColdIndex) -> Iterator[IndexReader]:
+def reader(made):
     """A reader that knows every directory and keeps no group."""
     with made.reader(query_threads=3, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         reader.query("t", "all")
@@ -40,7 +36,7 @@ def reader(made: ColdIndex) -> Iterator[IndexReader]:
 
 
 @pytest.fixture(params=["one", "many"])
-def ask(request: pytest.FixtureRequest) -> Ask:
+def ask(request):
     """Ask for a key that all files hold, alone or in a batch; partial answers are welcome."""
     if request.param == "one":
         return lambda reader: reader.query("t", "all", max_count=500, allow_partial=True)
@@ -48,33 +44,31 @@ def ask(request: pytest.FixtureRequest) -> Ask:
     return lambda reader: reader.query_many([asked], allow_partial=True)[0]
 
 
-def lose(made: ColdIndex, gone: list[StoredObject]) -> None:
+def lose(made, gone):
     for stored in gone:
         made.inner.delete(stored.name)
 
 
-def remove(made: ColdIndex, gone: list[StoredObject]) -> None:
+def remove(made, gone):
     """Remove files as a merge does: by a record, then for good."""
     log = open_log(made.inner)
     publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
     lose(made, gone)
 
 
-def rest(made: ColdIndex, gone: list[StoredObject]) -> list[Answer]:
+def rest(made, gone):
     """Return the answers that other files hold."""
     within = [(stored.second_min, stored.second_max) for stored in gone]
     answers = made.expected("t", "all")
     return [answer for answer in answers if not any(low <= answer.timestamp_ms // 1000 <= high for low, high in within)]
 
 
-def requests_of(result: QueryResult, outcome: str) -> int:
+def requests_of(result, outcome):
     return sum(report.requests for report in result.explain.files if report.outcome == outcome)
 
 
 @pytest.mark.parametrize("count", [1, 5, FILES])
-def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(
-    made: ColdIndex, reader: IndexReader, ask: Ask, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(made, reader, ask, monkeypatch, count):
     monkeypatch.setattr(scan, "LOG_RETRIES", 1)
     gone = made.stored[::2][:count] if count < FILES else made.stored
     lose(made, gone)
@@ -84,15 +78,12 @@ def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(
     assert len(made.storage.reads) == FILES
     assert made.storage.operations == ["get_range"] * FILES + ["list"]
     assert (requests_of(result, "read"), requests_of(result, "failed")) == (FILES - count, count)
-    assert [(report.file, report.requests) for report in result.explain.files if report.outcome == "refreshed"] == [
-        ("log", 1)
-    ]
+    (log,) = (report for report in result.explain.files if report.outcome == "refreshed")
+    assert (log.file, log.requests) == ("log", 1)
     assert result.explain.requests == FILES + 1
 
 
-def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(
-    made: ColdIndex, reader: IndexReader, ask: Ask
-) -> None:
+def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(made, reader, ask):
     gone, lost = made.stored[2:4], made.stored[5:8]
     remove(made, gone)
     lose(made, lost)
@@ -109,14 +100,10 @@ def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(
     assert result.explain.files_read == second - len(lost)
 
 
-def test_pages_of_a_batch_tell_what_was_given_up_once(made: ColdIndex, reader: IndexReader) -> None:
+def test_pages_of_a_batch_tell_what_was_given_up_once(made, reader):
     cursor = reader.query("t", "all", max_count=1).cursor
     gone = made.stored[2:4]
-    asked = [
-        Lookup(topic="t", key="all", cursor=cursor),
-        Lookup(topic="t", key="all"),
-        Lookup(topic="t", key="all", cursor=cursor),
-    ]
+    asked = [Lookup(topic="t", key="all", cursor=one) for one in (cursor, None, cursor)]
     remove(made, gone)
     made.storage.reset()
     results = reader.query_many(asked)
@@ -125,17 +112,12 @@ def test_pages_of_a_batch_tell_what_was_given_up_once(made: ColdIndex, reader: I
     assert {result.status for result in results} == {"complete"}
     explain = results.explain
     assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
-    rows = {
-        outcome: sum(r.requests for r in explain.files if r.outcome == outcome) for outcome in ("outdated", "refreshed")
-    }
-    assert rows["refreshed"] == sum(operation in ("list", "get") for operation in made.storage.operations)
+    assert requests_of(results, "refreshed") == sum(one in ("list", "get") for one in made.storage.operations)
     # the first page's pass, or as much of it as was made before an object was missed
-    assert 0 < rows["outdated"] <= FILES
+    assert 0 < requests_of(results, "outdated") <= FILES
 
 
-def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(
-    made: ColdIndex, reader: IndexReader
-) -> None:
+def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(made, reader):
     begin_ms, end_ms = made.stored[-2].second_min * 1000, made.stored[5].second_max * 1000
     newer = reader.query("t", "all", begin_ms=begin_ms, max_count=1).cursor
     older = reader.query("t", "all", end_ms=end_ms, max_count=1).cursor
@@ -146,7 +128,7 @@ def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(
     lose(made, [made.stored[-2]])
     gone = made.stored[2]
 
-    def gate(read: Read) -> None:
+    def gate(read):
         """Remove a file when it is read for the second page, behind the first one's look at the log."""
         if read.name == gone.name:
             made.storage.gate = None
@@ -161,9 +143,7 @@ def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(
     assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
 
 
-def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(
-    made: ColdIndex, reader: IndexReader
-) -> None:
+def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(made, reader):
     gone = made.stored[-1]
     lose(made, [gone])
     with pytest.raises(CorruptFile, match="storage does not") as caught:
@@ -175,27 +155,24 @@ def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(
 class Gone:
     """Messages that nobody has any more."""
 
-    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+    def fetch(self, items, topic, key):
         return [Fetched(item=item, state="expired") for item in items]
 
 
 @pytest.fixture
-def writer(made: ColdIndex) -> Iterator[IndexService]:
+def writer(made):
     with made.writer() as writer:
         yield writer
 
 
-def test_what_is_given_up_is_told_by_every_answer_it_concerns(
-    made: ColdIndex, writer: IndexService, reader: IndexReader, ask: Ask
-) -> None:
+def test_what_is_given_up_is_told_by_every_answer_it_concerns(made, writer, reader, ask):
     gone = made.stored[3]
     lose(made, [gone])
     assert ask(reader).status == "partial" and not ask(reader).lost
     (known,) = give_up(made.inner, open_log(made.inner), [gone.file_id])
     assert known == LostObject.of(gone)
-    told = LostFile(
-        file=gone.file_id, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count
-    )
+    span = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
+    told = LostFile(file=gone.file_id, entries=gone.count, **span)
     result = ask(reader)  # begins again: the reader's log is behind
     assert ([Answer.of(item) for item in result], result.status) == (rest(made, [gone]), "complete")
     assert result.lost == (told,)
@@ -214,7 +191,7 @@ def test_what_is_given_up_is_told_by_every_answer_it_concerns(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_giving_up_that_fails_at_any_call_is_repeated(made: ColdIndex, when: Literal["before", "after"]) -> None:
+def test_giving_up_that_fails_at_any_call_is_repeated(made, when):
     gone = made.stored[3]
     lose(made, [gone])
     before = open_log(made.inner).state
@@ -236,7 +213,7 @@ def test_giving_up_that_fails_at_any_call_is_repeated(made: ColdIndex, when: Lit
     assert state.number == before.number + 1 and set(state.objects) == set(before.objects) - {gone.name}
 
 
-def test_only_what_is_lost_is_given_up(made: ColdIndex) -> None:
+def test_only_what_is_lost_is_given_up(made):
     gone = made.stored[3]
     lose(made, [gone])
     with pytest.raises(InvalidArgument, match="storage has it"):
@@ -246,7 +223,7 @@ def test_only_what_is_lost_is_given_up(made: ColdIndex) -> None:
     assert not open_log(made.inner).state.lost
 
 
-def test_lost_objects_in_records_and_checkpoints(made: ColdIndex) -> None:
+def test_lost_objects_in_records_and_checkpoints(made):
     lost = LostObject.of(made.stored[0])
     shard = TableShard("0123456789abcdef", 0, 86400, SlotMap(64), 2, 5)
     masked = replace(lost, shard=shard, hash="mask")
@@ -262,15 +239,13 @@ def test_lost_objects_in_records_and_checkpoints(made: ColdIndex) -> None:
     assert replace(masked, hash="both").concerns(*seconds, 3, 0)
 
 
-def test_a_log_that_moves_on_for_ever_ends_the_lookup(
-    made: ColdIndex, reader: IndexReader, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_moves_on_for_ever_ends_the_lookup(made, reader, ask, monkeypatch):
     monkeypatch.setattr(scan, "LOG_RETRIES", 3)
     stored = {one.name: one for one in made.stored}
-    removed: list[str] = []
+    removed = []
     lock = threading.Lock()
 
-    def gate(read: Read) -> None:
+    def gate(read):
         """Remove the first file that is read after each look at the log."""
         with lock:
             if made.storage.operations.count("list") == len(removed):

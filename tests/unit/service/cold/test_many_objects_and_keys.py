@@ -1,15 +1,12 @@
 """What a reader asks for where an index has very many objects, and a batch very many keys."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns
+from tests.support.cold_index import BASE_MS, cold_index, columns
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
 from tests.support.model import Answer
@@ -19,15 +16,13 @@ from tiered_index.format.names import STATES
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import StoredObject
-from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 
 _OBJECTS = 10_000
 _FILES, _ENTRIES, _KEYS = 100, 3_000, 1_000
 
 
-def _older(stored: StoredObject, number: int) -> StoredObject:
+def _older(stored, number):
     """Return an object that is not there, of a time long before that of `stored`."""
     file_id = f"{stored.file_id[:-8]}{number:08x}"
     begin_s, end_s = stored.second_min - 100_000 * number, stored.second_max - 100_000 * number
@@ -35,7 +30,7 @@ def _older(stored: StoredObject, number: int) -> StoredObject:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def made(tmp_path_factory):
     """An index of very many objects, of which the three newest are there."""
     made = cold_index(tmp_path_factory.mktemp("many") / "root", files=3)
     log = StorageLog(made.inner, ManualClock(BASE_MS))
@@ -49,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
 
 
 @pytest.mark.parametrize("beside_the_root", [False, True])
-def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made: ColdIndex, beside_the_root: bool) -> None:
+def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made, beside_the_root):
     made.storage.reset()
     with made.reader(**({"root": made.root} if beside_the_root else {})) as reader:
         # the checkpoint, and the summary or the record behind the one that the root has seen
@@ -59,10 +54,8 @@ def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made: ColdI
         for requests in (1, 0):
             found = reader.query("t", "all", newest.second_min * 1000)
             assert [Answer.of(item) for item in found] == made.expected("t", "all", begin_ms=newest.second_min * 1000)
-            assert (found.explain.requests, [report.file for report in found.explain.files]) == (
-                requests,
-                [newest.file_id],
-            )
+            assert found.explain.requests == requests
+            assert [report.file for report in found.explain.files] == [newest.file_id]
         made.storage.reset()
         reader.refresh()
         assert made.storage.operations == ["list"]
@@ -78,19 +71,12 @@ def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made: ColdI
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Storage, Path]:
+def stored(tmp_path_factory):
     """A storage of many files of several slot groups each, and the writer's cache of their filters."""
     root, storage = tmp_path_factory.mktemp("keys") / "root", MemoryStorage()
-    settings: dict[str, Any] = {
-        "slots": 1_000,
-        "items": _ENTRIES + 1,
-        "background": False,
-        "local_keep_s": 0,
-        "max_early_s": 10**9,
-    }
-    with IndexService.open(
-        root=root, storage_backend=storage, clock=ManualClock(BASE_MS), disk=FaultDisk(), **settings
-    ) as writer:
+    settings = {"slots": 1_000, "items": _ENTRIES + 1, "background": False, "local_keep_s": 0, "max_early_s": 10**9}
+    settings |= {"clock": ManualClock(BASE_MS), "disk": FaultDisk()}
+    with IndexService.open(root=root, storage_backend=storage, **settings) as writer:
         for file in range(_FILES):
             writer.put_batch(columns(file, _ENTRIES))
             writer.flush()
@@ -103,10 +89,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Storage, Path]:
 
 @pytest.mark.parametrize("gap_bytes", [0, 256 << 10])
 @pytest.mark.parametrize("filters", [False, True])
-def test_a_batch_makes_no_more_requests_than_there_are_slot_groups_to_read(
-    stored: tuple[Storage, Path], filters: bool, gap_bytes: int
-) -> None:
-    settings: dict[str, Any] = {"block_cache_bytes": 0, "filter_after_probes": 1 << 30, "coalesce_gap_bytes": gap_bytes}
+def test_a_batch_makes_no_more_requests_than_there_are_slot_groups_to_read(stored, filters, gap_bytes):
+    settings = {"block_cache_bytes": 0, "filter_after_probes": 1 << 30, "coalesce_gap_bytes": gap_bytes}
     storage, cache = stored
     numbers = np.random.default_rng(7).choice(_FILES * (_ENTRIES - 1), _KEYS, replace=False).tolist()
     lookups = [Lookup(topic="t", key=f"k{n // (_ENTRIES - 1)}-{n % (_ENTRIES - 1)}") for n in numbers]
@@ -120,7 +104,7 @@ def test_a_batch_makes_no_more_requests_than_there_are_slot_groups_to_read(
         assert len(groups) <= 1.1 * _KEYS if filters else len(groups) > 4 * _FILES
 
 
-def _groups(reader: IndexReader, lookups: list[Lookup]) -> Iterator[tuple[str, int]]:
+def _groups(reader, lookups):
     """Yield the slot groups that may hold an answer, as far as directories and cached filters tell."""
     batch = LookupBatch(lookups)
     for file in reader.files():

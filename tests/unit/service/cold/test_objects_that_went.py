@@ -4,15 +4,12 @@ and went.
 
 import os
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.support.cold_index import cold_index, columns, publish, put
 from tests.support.staging import merge_all
-from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.service.cold.caches import ByteCache, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 
 FILES = 3
@@ -21,18 +18,18 @@ MERGED_MS = 2_000_000_000_000
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ColdIndex:
+def made(tmp_path):
     return cold_index(tmp_path / "root", files=FILES, entries=200, slots=50)
 
 
-def noted(reader: IndexReader) -> set[str]:
+def noted(reader):
     """Return the names of all objects whose misses are counted, or whose filters are being fetched."""
     filters = reader._cold_paths[0].filters
     return {*filters._misses, *filters._fetching}
 
 
 @pytest.mark.parametrize("filter_after_probes", [1, 10], ids=["fetched", "counted"])
-def test_a_reader_notes_only_what_there_is(made: ColdIndex, filter_after_probes: int) -> None:
+def test_a_reader_notes_only_what_there_is(made, filter_after_probes):
     """Files come and are merged away, again and again, under a reader that looks for keys that none of them has."""
     with made.reader(block_cache_bytes=0, filter_after_probes=filter_after_probes) as reader:
         for spell in range(3):
@@ -51,15 +48,7 @@ def test_a_reader_notes_only_what_there_is(made: ColdIndex, filter_after_probes:
             assert not noted(reader) & gone
 
 
-def test_misses_of_filters_that_fit_no_cache_are_not_counted(made: ColdIndex) -> None:
-    length = made.stored[0].filter_length
-    for bound, counted in ((0, False), (2 * length - 1, False), (2 * length, True)):
-        filters = Filters(None, ByteCache(bound), "index", 1)
-        filters.record_miss(made.stored[0], 1)
-        assert (filters._misses == {made.stored[0].name: 1}) == counted == filters.begin_fetch(made.stored[0])
-
-
-def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path) -> None:
+def test_damaged_entries_that_stay_are_forgotten(made, tmp_path):
     """Somebody else's cache is only read: what is damaged there is passed over for as long as its object is named."""
     first, second, _ = made.stored
     kept = CacheFolder(DiskCache(tmp_path / "cache", 1 << 20), "index")
@@ -75,7 +64,7 @@ def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path
     assert [path.name for path in folder._passed_over] == [second.name.replace("/", ",") + ".filter"]
 
 
-def test_a_use_is_recorded_once_a_minute(tmp_path: Path) -> None:
+def test_a_use_is_recorded_once_a_minute(tmp_path):
     entry, room = tmp_path / "entry", DiskCache(tmp_path, 1 << 20)
     entry.write_bytes(b"?")
     for age_s, is_new in ((3600, True), (0, False), (50, False), (70, True), (-3600, True)):

@@ -2,31 +2,29 @@
 filter says no.
 """
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.cold_index import ColdIndex, Read, cold_index
+from tests.support.cold_index import Read, cold_index
 from tests.support.model import Answer
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def made(request, tmp_path_factory):
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=10, preset=request.param)
 
 
 @pytest.fixture(autouse=True)
-def _forget(made: ColdIndex) -> None:
+def _forget(made):
     made.storage.reset()
 
 
-def groups(made: ColdIndex) -> list[tuple[str, int, int]]:
+def groups(made):
     """What was read of slot groups: object, and where."""
     ends = {stored.name: stored.trailer_position for stored in made.stored}
     return [(r.name, r.start, r.length) for r in made.storage.reads if r.start < ends[r.name]]
 
 
-def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made: ColdIndex) -> None:
+def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made):
     with made.reader() as reader:
         made.storage.reset()
         first = reader.query("t", "all")
@@ -49,7 +47,7 @@ def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made: ColdIndex) -
             assert len(set(groups(made))) == len(groups(made))
 
 
-def test_a_lookup_of_one_files_time_asks_only_that_file(made: ColdIndex) -> None:
+def test_a_lookup_of_one_files_time_asks_only_that_file(made):
     stored = made.stored[3]
     with made.reader() as reader:
         made.storage.reset()
@@ -61,7 +59,7 @@ def test_a_lookup_of_one_files_time_asks_only_that_file(made: ColdIndex) -> None
         assert answer.explain.files[0].place == "cache"
 
 
-def test_with_no_memory_for_groups_each_lookup_is_one_range_a_file(made: ColdIndex) -> None:
+def test_with_no_memory_for_groups_each_lookup_is_one_range_a_file(made):
     with made.reader(block_cache_bytes=0) as reader:
         reader.query("t", "all")
         for _ in range(3):
@@ -71,7 +69,7 @@ def test_with_no_memory_for_groups_each_lookup_is_one_range_a_file(made: ColdInd
             assert answer.explain.bytes == made.storage.asked_bytes
 
 
-def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made: ColdIndex) -> None:
+def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made):
     with made.reader() as reader:
         reader.query("t", "all")
         made.storage.reset()
@@ -80,7 +78,7 @@ def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made: ColdIndex) 
         assert {report.outcome for report in answer.explain.files} == {"skipped_topic"}
 
 
-def test_an_empty_slot_group_is_not_read(made: ColdIndex, tmp_path: Path) -> None:
+def test_an_empty_slot_group_is_not_read(made, tmp_path):
     sparse = cold_index(tmp_path / "root", files=1, entries=2, slots=100_000, preset=str(made.settings.get("preset")))
     with sparse.reader() as reader:
         reader.query("t", "all")

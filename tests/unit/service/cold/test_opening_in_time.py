@@ -3,67 +3,61 @@ nothing stays open.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
-from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.cold_index import cold_index
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
-from tests.support.storage_faults import FaultStorage, Hang
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import parts
-from tiered_index.storage.base import Call, Storage
 from tiered_index.storage.context import remaining_s
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage
 
 SHORT_S, LONG_S = 0.02, 300.0
-T = TypeVar("T")
 
 
 class Closing(FaultStorage):
     """Tells how often it was closed, and how much time each call had."""
 
-    def __init__(self, inner: Storage) -> None:
+    def __init__(self, inner):
         super().__init__(inner)
         self.closed = 0
-        self.left_s: list[float | None] = []
+        self.left_s = []
 
-    def _around(self, call: Call, act: Callable[[], T]) -> T:
+    def _around(self, call, act):
         self.left_s.append(remaining_s())
         return super()._around(call, act)
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     monkeypatch.setattr(workers, "_CLOSE_S", 0.02)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ColdIndex:
+def made(tmp_path):
     return cold_index(tmp_path / "root", files=2)
 
 
 @pytest.fixture
-def storage(made: ColdIndex) -> Iterator[Closing]:
+def storage(made):
     others = set(threading.enumerate())
     yield Closing(made.inner)
     until(lambda: not any(one.name.startswith("tiered-index-log") for one in {*threading.enumerate()} - others))
 
 
-def overdue(act: Callable[[], Any], hang: Hang) -> BudgetExceeded:
+def overdue(act, hang):
     """Return the error of an opening that ran out of time in the middle of a request, which has not ended."""
     error = beside(act)()
     assert isinstance(error, BudgetExceeded), error
@@ -72,11 +66,11 @@ def overdue(act: Callable[[], Any], hang: Hang) -> BudgetExceeded:
 
 
 @pytest.fixture
-def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hang], None]:
+def up_at(monkeypatch):
     """Return what lets the time be up as soon as all but the request that hangs is done."""
 
-    def make(hang: Hang) -> None:
-        def wait(futures: Sequence[Future[Any]], timeout_s: float | None) -> Any:
+    def make(hang):
+        def wait(futures, timeout_s):
             assert timeout_s is not None
             if hang.release.is_set():
                 return futures_wait(futures)
@@ -94,9 +88,7 @@ def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hang], None]:
 
 @pytest.mark.parametrize(("operation", "prefix"), [("list", "checkpoint/"), ("get", "checkpoint/"), ("list", "log/")])
 @pytest.mark.parametrize("beside_the_root", [False, True])
-def test_a_storage_that_hangs(
-    made: ColdIndex, storage: Closing, up_at: Callable[[Hang], None], operation: str, prefix: str, beside_the_root: bool
-) -> None:
+def test_a_storage_that_hangs(made, storage, up_at, operation, prefix, beside_the_root):
     up_at(hang := storage.hang(operation, name_prefix=prefix))
     root = made.root if beside_the_root else None
     error = overdue(lambda: made.reader(storage, timeout_s=LONG_S, root=root), hang)
@@ -116,13 +108,13 @@ def test_a_storage_that_hangs(
         )
 
 
-def test_the_time_passes(made: ColdIndex, storage: Closing) -> None:
+def test_the_time_passes(made, storage):
     hang = storage.hang("*")
     assert isinstance(beside(lambda: made.reader(storage, timeout_s=SHORT_S))(), BudgetExceeded)
     hang.release.set()
 
 
-def test_the_time_is_of_the_opening_alone(made: ColdIndex, storage: Closing) -> None:
+def test_the_time_is_of_the_opening_alone(made, storage):
     with made.reader(storage, timeout_s=LONG_S) as reader:
         assert storage.left_s
         assert all(left_s is not None and 0 < left_s <= LONG_S for left_s in storage.left_s)
@@ -132,7 +124,7 @@ def test_the_time_is_of_the_opening_alone(made: ColdIndex, storage: Closing) -> 
         assert set(storage.left_s) == {None}
 
 
-def test_what_fails_in_time_says_so_itself(made: ColdIndex, storage: Closing) -> None:
+def test_what_fails_in_time_says_so_itself(made, storage):
     storage.fail("list", name_prefix="checkpoint/")
     with pytest.raises(StorageUnavailable):
         made.reader(storage, timeout_s=LONG_S)
@@ -143,7 +135,7 @@ def test_what_fails_in_time_says_so_itself(made: ColdIndex, storage: Closing) ->
 
 
 @pytest.fixture
-def below(tmp_path: Path) -> Closing:
+def below(tmp_path):
     """Two indexes below one prefix."""
     shared = MemoryStorage()
     for name in ("a", "b"):
@@ -151,7 +143,7 @@ def below(tmp_path: Path) -> Closing:
     return Closing(shared)
 
 
-def test_a_prefix_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang], None]) -> None:
+def test_a_prefix_of_which_one_index_hangs(below, up_at):
     up_at(hang := below.hang("get", name_prefix="b/checkpoint/"))
     error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
     assert str(error) == f"timeout_s was reached while opening {below.uri}/b: its log was not read by then"
@@ -160,16 +152,14 @@ def test_a_prefix_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang
         assert len(reader.sources) == 2
 
 
-def test_a_prefix_whose_listing_hangs(below: Closing, up_at: Callable[[Hang], None]) -> None:
+def test_a_prefix_whose_listing_hangs(below, up_at):
     up_at(hang := below.hang("list", nth=3))  # behind those that find no log in it
     error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
     assert str(error) == f"timeout_s was reached while listing the objects below {below.uri}"
     hang.release.set()
 
 
-def test_a_list_of_which_one_index_hangs(
-    below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_of_which_one_index_hangs(below, up_at, monkeypatch):
     opened = {f"memory://{name}": Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
     monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri: opened[uri])
     up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
@@ -183,14 +173,7 @@ def test_a_list_of_which_one_index_hangs(
 @pytest.mark.parametrize(
     "command", [("query", "t", "all"), ("query", "t", "all", "--messages"), ("message", "x", "--topic", "t")]
 )
-def test_a_command_with_a_time(
-    made: ColdIndex,
-    storage: Closing,
-    up_at: Callable[[Hang], None],
-    command: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_with_a_time(made, storage, up_at, command, monkeypatch, capsys):
     monkeypatch.setattr(IndexConfig, "open_storage", lambda config: storage)
     up_at(hang := storage.hang("list", name_prefix="log/"))
     ended = beside(lambda: run([*command, "--storage", "memory://elsewhere", "--timeout", str(LONG_S)]))()

@@ -4,35 +4,37 @@ least) with one.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
+from tests.support.cold_index import BASE_MS, cold_index
 from tests.support.hanging import beside
 from tests.support.model import Answer
 from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, QueryResult
+from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.service.reading.views import IndexView
-from tiered_index.storage.base import ObjectInfo, WrapperStorage
+from tiered_index.storage.base import WrapperStorage
 
 LONG_S = 300.0
 pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ColdIndex:
+def made(tmp_path):
     return cold_index(tmp_path / "root", files=2)
 
 
 @pytest.fixture
-def storage(made: ColdIndex) -> Iterator[FaultStorage]:
+def clock():
+    return ManualClock(BASE_MS)
+
+
+@pytest.fixture
+def storage(made):
     storage = FaultStorage(made.inner)
     hang = storage.hang("list", name_prefix="log/", nth=10**9)
     yield storage
@@ -42,10 +44,7 @@ def storage(made: ColdIndex) -> Iterator[FaultStorage]:
 @pytest.mark.parametrize("beside_the_root", [False, True])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("interval_s", [10, 100])
-def test_a_refresh_that_hangs_for_too_long(
-    made: ColdIndex, storage: FaultStorage, many: bool, interval_s: int, beside_the_root: bool
-) -> None:
-    clock = ManualClock(BASE_MS)
+def test_a_refresh_that_hangs_for_too_long(made, clock, storage, many, interval_s, beside_the_root):
     root = made.root if beside_the_root else None
     with made.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
         ask = asking(reader, "t", "all", many=many)
@@ -73,8 +72,7 @@ def test_a_refresh_that_hangs_for_too_long(
         assert (result.status, [Answer.of(item) for item in result]) == ("complete", made.expected("t", "all"))
 
 
-def test_one_that_may_make_no_request_is_not_complete_either(made: ColdIndex) -> None:
-    clock = ManualClock(BASE_MS)
+def test_one_that_may_make_no_request_is_not_complete_either(made, clock):
     with made.reader(clock=clock, refresh_interval_s=10) as reader:
         reader.query("t", "all")
         clock.advance(40)
@@ -86,9 +84,8 @@ def test_one_that_may_make_no_request_is_not_complete_either(made: ColdIndex) ->
         assert reader.query("t", "all", max_requests=0).status == "complete"
 
 
-def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> None:
+def test_a_log_that_is_read_later_in_the_lookup_is_young(made, clock):
     """Beside a root the log is read where the folders have changed, though the refresh before ran out of requests."""
-    clock = ManualClock(BASE_MS)
     with made.reader(clock=clock, refresh_interval_s=10, root=made.root) as reader:
         reader.query("t", "all")
         made.add(2)
@@ -101,8 +98,7 @@ def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> Non
         assert len(found) == len(made.stored) + 1
 
 
-def test_files_are_listed_whatever_the_age(made: ColdIndex) -> None:
-    clock = ManualClock(BASE_MS)
+def test_files_are_listed_whatever_the_age(made, clock):
     with made.reader(clock=clock, refresh_interval_s=10) as reader:
         clock.advance(1000)
         with pytest.raises(BudgetExceeded):
@@ -110,18 +106,15 @@ def test_files_are_listed_whatever_the_age(made: ColdIndex) -> None:
         assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in made.stored]
 
 
-def test_who_joins_a_refresh_that_came_to_nothing_does_it(
-    made: ColdIndex, storage: FaultStorage, log_readings: list[IndexView]
-) -> None:
+def test_who_joins_a_refresh_that_came_to_nothing_does_it(made, clock, storage, log_readings):
     """The one that began it may make no request; the other one, which waits for it, may."""
-    clock = ManualClock(BASE_MS)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         reader.query("t", "all")
         made.add(2)
         clock.advance(11)
         (view,) = reader._views
         view._refresh = Future()
-        found: list[QueryResult] = []
+        found = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
         joining.start()
         joining.join(0.02)
@@ -133,9 +126,7 @@ def test_who_joins_a_refresh_that_came_to_nothing_does_it(
         assert log_readings == [view]
 
 
-def test_an_interval_of_nothing_reads_the_log_once_a_lookup(
-    made: ColdIndex, storage: FaultStorage, log_readings: list[IndexView]
-) -> None:
+def test_an_interval_of_nothing_reads_the_log_once_a_lookup(made, storage, log_readings):
     with made.reader(storage, refresh_interval_s=0) as reader:
         for number in (1, 2):
             reader.query("t", "all")
@@ -144,38 +135,28 @@ def test_an_interval_of_nothing_reads_the_log_once_a_lookup(
         assert len(log_readings) <= 3
 
 
-def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) -> None:
-    clock = ManualClock(BASE_MS)
-    reader: IndexReader = made.reader(storage, clock=clock, refresh_interval_s=10)
+def test_a_join_of_a_closed_reader_ends(made, clock, storage):
+    reader = made.reader(storage, clock=clock, refresh_interval_s=10)
     clock.advance(11)
     (view,) = reader._views
     view._refresh = Future()
-    ends: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            reader.query("t", "all")
-        except IndexClosed as error:
-            ends.append(error)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    ended = beside(lambda: reader.query("t", "all"))
     reader.close()
     view._refresh.set_result(None)
-    asking.join(30)
-    assert ends and "closed" in str(ends[0])
+    error = ended()
+    assert isinstance(error, IndexClosed) and "closed" in str(error)
 
 
 class SlowLists(WrapperStorage):
     """After its first answer to a listing of the log a long time passes, in which the writer goes on."""
 
-    def __init__(self, made: ColdIndex, clock: ManualClock) -> None:
+    def __init__(self, made, clock):
         super().__init__(made.inner)
         self._made, self._clock = made, clock
         self.is_slow = False
-        self.afterwards: Callable[[], object] = lambda: None
+        self.afterwards = lambda: None
 
-    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix="", *, start_after=""):
         found = list(super().list(prefix, start_after=start_after))
         if self.is_slow and prefix == "log/":
             self.is_slow = False
@@ -186,8 +167,7 @@ class SlowLists(WrapperStorage):
 
 
 @pytest.mark.parametrize("opening", [True, False])
-def test_a_view_is_as_old_as_the_beginning_of_its_reading(made: ColdIndex, opening: bool) -> None:
-    clock = ManualClock(BASE_MS)
+def test_a_view_is_as_old_as_the_beginning_of_its_reading(made, clock, opening):
     storage = SlowLists(made, clock)
     storage.is_slow = opening
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
@@ -198,8 +178,7 @@ def test_a_view_is_as_old_as_the_beginning_of_its_reading(made: ColdIndex, openi
     assert answers == made.expected("t", "all")
 
 
-def test_a_lookup_during_which_long_passes_says_what_was_there_when_it_began(made: ColdIndex) -> None:
-    clock = ManualClock(BASE_MS)
+def test_a_lookup_during_which_long_passes_says_what_was_there_when_it_began(made, clock):
     storage = SlowLists(made, clock)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         before = made.expected("t", "all")
@@ -210,14 +189,13 @@ def test_a_lookup_during_which_long_passes_says_what_was_there_when_it_began(mad
         assert not storage.is_slow
 
 
-def test_who_joins_a_refresh_that_began_long_before_reads_again(made: ColdIndex) -> None:
-    clock = ManualClock(BASE_MS)
+def test_who_joins_a_refresh_that_began_long_before_reads_again(made, clock):
     storage = SlowLists(made, clock)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
-        found: list[QueryResult] = []
+        found = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all", max_count=100)), daemon=True)
 
-        def join() -> None:
+        def join():
             joining.start()
             joining.join(0.05)
 
@@ -229,12 +207,10 @@ def test_who_joins_a_refresh_that_began_long_before_reads_again(made: ColdIndex)
 
 
 @pytest.mark.parametrize("failed", [True, False], ids=["after an outage", "after a long rest"])
-def test_no_lookup_fails_while_another_one_reads_the_log_anew(
-    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, failed: bool
-) -> None:
+def test_no_lookup_fails_while_another_one_reads_the_log_anew(made, clock, monkeypatch, failed):
     """It answered with the error of the refresh before, or that the log was too old, though the storage was back."""
     monkeypatch.undo()  # they wait for as long as they need
-    clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
+    storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         if failed:
             storage.fail("list", name_prefix="log/", times=None)
@@ -246,14 +222,14 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
         clock.advance(100)
         hang = storage.hang("list", name_prefix="log/")
 
-        def ask() -> list[Answer]:
+        def ask():
             return [Answer.of(item) for item in reader.query("t", "all", timeout_s=LONG_S)]
 
         first = beside(ask)
         assert hang.entered.wait(30)
         real, met = IndexView.due_refresh, threading.Event()
 
-        def due_refresh(view: IndexView, *how: Any) -> Any:
+        def due_refresh(view, *how):
             found = real(view, *how)
             met.set()
             return found
@@ -267,12 +243,10 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_the_first_lookup_after_an_outage_answers(
-    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, log_readings: list[IndexView]
-) -> None:
+def test_the_first_lookup_after_an_outage_answers(made, clock, monkeypatch, timeout_s, log_readings):
     """For a second lookups had the error of the refresh before, though the storage was back."""
     monkeypatch.undo()
-    clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
+    storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         storage.fail("list", name_prefix="log/", times=None)
         clock.advance(11)
@@ -291,11 +265,11 @@ def test_the_first_lookup_after_an_outage_answers(
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
-    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, log_readings: list[IndexView]
-) -> None:
+    made, clock, monkeypatch, timeout_s, log_readings
+):
     """They had the error of a refresh that began before them; now one of them tries again, and the others wait."""
     monkeypatch.undo()
-    clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
+    storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         storage.fail("list", name_prefix="log/")
         clock.advance(11)
@@ -305,7 +279,7 @@ def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
         hang = storage.hang("list", name_prefix="log/")
         storage.fail("list", name_prefix="log/")
 
-        def ask() -> list[Answer]:
+        def ask():
             return [Answer.of(item) for item in reader.query("t", "all", timeout_s=timeout_s)]
 
         first = beside(ask)

@@ -3,70 +3,59 @@ are missing.
 """
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TypeVar
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, publish, put
+from tests.support.batches import batch
+from tests.support.cold_index import BASE_MS, cold_index, in_rounds, publish, put
 from tests.support.model import Answer
+from tests.support.pages import pages_of
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
-from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index import IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, StorageUnavailable
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Tail
 from tiered_index.storage.memory import MemoryStorage
 
-T = TypeVar("T")
 THREADS = 4
 FILES = 13
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def brokers(tmp_path_factory):
     """Files of one hour, as many brokers write them: "k" is in each, early; each ends a second before the one made
     after it.
     """
     made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0)
     with made.writer() as writer:
         for number in range(FILES):
-            put(
-                made,
-                writer,
-                {
-                    "topic": ["t", "t"],
-                    "queue_id": np.zeros(2, int),
-                    "key": ["k", f"end{number}"],
-                    "offset": [2 * number, 2 * number + 1],
-                    "size": [1, 1],
-                    "timestamp_ms": [BASE_MS + 1000 * number, BASE_MS + 3_000_000 + 1000 * number],
-                },
-            )
+            keys, begin_ms = ["k", f"end{number}"], BASE_MS + 1000 * number
+            times = [begin_ms, begin_ms + 3_000_000]
+            put(made, writer, batch(2, key=keys, offset=[2 * number, 2 * number + 1], timestamp_ms=times))
             writer.seal()
         publish(made, writer)
     return made
 
 
 @pytest.fixture(scope="module")
-def days(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def days(tmp_path_factory):
     """Files whose times do not overlap; "all" is in each."""
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=3)
 
 
 @pytest.fixture
-def reader_of() -> Iterator[Callable[[ColdIndex], IndexReader]]:
-    readers: list[IndexReader] = []
+def reader_of():
+    readers = []
 
-    def opened(made: ColdIndex) -> IndexReader:
+    def opened(made):
         """Return a reader that knows every directory and keeps no group."""
         reader = made.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6)
         readers.append(reader)
-        made.storage.gate = None
         reader.query_many([Lookup(topic="t", key="warm")])
         made.storage.reset()
         return reader
@@ -76,70 +65,31 @@ def reader_of() -> Iterator[Callable[[ColdIndex], IndexReader]]:
         reader.close()
 
 
-def in_rounds(made: ColdIndex, ask: Callable[[], T], *, alone: int = 0) -> T:
-    """Return what `ask` returns, whose requests, but for the first `alone`, wait for as many as may travel at once,
-    round after round.
-    """
-    rounds = threading.Barrier(THREADS)
-    lock = threading.Lock()
-    begun = 0
-    last = alone + (FILES - alone) // THREADS * THREADS
-
-    def gate(read: Read) -> None:
-        nonlocal begun
-        with lock:
-            begun += 1
-            number = begun
-        if alone < number <= last:
-            rounds.wait(60)
-
-    made.storage.gate = gate
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(ask).result(120)
-
-
 @pytest.mark.parametrize("keys", [1, 2, 20])
-def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(
-    days: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader], keys: int
-) -> None:
+def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, reader_of, keys):
     reader = reader_of(days)
     asked = [Lookup(topic="t", key="all")] + [Lookup(topic="t", key=f"k{number}-0") for number in range(keys - 1)]
-    answers = in_rounds(days, lambda: reader.query_many(asked))
+    answers = in_rounds(days.storage, lambda: reader.query_many(asked), THREADS, FILES)
     for q, answer in zip(asked, answers, strict=True):
         assert [Answer.of(item) for item in answer] == days.expected("t", q.key)
     assert (days.storage.most_at_once, len(days.storage.reads)) == (THREADS, FILES)
 
 
-def test_files_that_the_answers_at_hand_do_not_spare_are_read_side_by_side(
-    brokers: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader]
-) -> None:
+def test_files_that_the_answers_at_hand_do_not_spare_are_read_side_by_side(brokers, reader_of):
     reader = reader_of(brokers)
     # the first search fills the answer, and no other file ends before that
-    answer = in_rounds(brokers, lambda: reader.query("t", "k", max_count=1), alone=1)
+    answer = in_rounds(brokers.storage, lambda: reader.query("t", "k", max_count=1), THREADS, FILES, alone=1)
     assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
     assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
     assert answer.status == "truncated"
 
 
-def test_files_that_reach_to_the_end_of_the_range_are_read_at_once(
-    brokers: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader]
-) -> None:
+def test_files_that_reach_to_the_end_of_the_range_are_read_at_once(brokers, reader_of):
     reader = reader_of(brokers)
     end_ms = BASE_MS + 2_000_000
-    answer = in_rounds(brokers, lambda: reader.query("t", "k", end_ms=end_ms, max_count=1))
+    answer = in_rounds(brokers.storage, lambda: reader.query("t", "k", end_ms=end_ms, max_count=1), THREADS, FILES)
     assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
     assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_files_that_answers_to_come_may_spare_wait_for_them(
-    days: ColdIndex, reader_of: Callable[[ColdIndex], IndexReader], count: int
-) -> None:
-    reader = reader_of(days)
-    answer = reader.query("t", "all", max_count=count)
-    assert [Answer.of(item) for item in answer] == days.expected("t", "all", max_count=count)
-    assert len(days.storage.reads) == answer.explain.requests == count
-    assert days.storage.most_at_once <= count
 
 
 # by key, how many entries it has in the file of each day, newest first
@@ -158,22 +108,15 @@ FIRST_64 = {"hot": (2, 2), "warm": (4, 4), "weekly": (30, 4), "daily": (30, 30),
 
 
 @pytest.fixture(scope="module")
-def month(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+def month(tmp_path_factory):
     """A file a day, with frequent and rare keys."""
     made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0, items=1000)
     with made.writer() as writer:
         offset = 0
         for day in range(DAYS):
             keys = [key for key, entries in KEYS.items() for _ in range(entries(DAYS - 1 - day))]
-            batch = {
-                "topic": ["t"] * len(keys),
-                "queue_id": np.zeros(len(keys), int),
-                "key": keys,
-                "offset": np.arange(offset, offset + len(keys)),
-                "size": np.full(len(keys), 10),
-                "timestamp_ms": BASE_MS + day * 86_400_000 + np.arange(len(keys)) * 1000,
-            }
-            put(made, writer, batch)
+            offsets, times = np.arange(len(keys)) + offset, BASE_MS + day * 86_400_000 + np.arange(len(keys)) * 1000
+            put(made, writer, batch(len(keys), key=keys, offset=offsets, timestamp_ms=times))
             offset += len(keys)
             writer.seal()
         publish(made, writer)
@@ -181,9 +124,7 @@ def month(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
 
 
 @pytest.mark.parametrize("with_filters", [False, True])
-def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
-    month: ColdIndex, with_filters: bool
-) -> None:
+def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(month, with_filters):
     with month.reader(block_cache_bytes=0, filter_after_probes=10**6) as reader:
         reader.query_many([Lookup(topic="t", key="hot")])
         if with_filters:
@@ -200,53 +141,38 @@ def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
 
 
 @pytest.mark.parametrize("max_count", [1, 2, 7, 64, 100, 3000])
-def test_pages_of_frequent_and_rare_keys_are_the_models(month: ColdIndex, max_count: int) -> None:
+def test_pages_of_frequent_and_rare_keys_are_the_models(month, max_count):
     with month.reader() as reader:
         for key in KEYS:
             wanted = month.expected("t", key)
-            found: list[Answer] = []
-            cursor, status = None, "truncated"
-            while status == "truncated" and len(found) < 4 * max_count:
-                page = reader.query("t", key, max_count=max_count, cursor=cursor)
-                found += [Answer.of(item) for item in page]
-                cursor, status = page.cursor, page.status
+            pages = list(islice(pages_of(reader.query, "t", key, max_count=max_count), 4))
+            found = [Answer.of(item) for page in pages for item in page]
             assert found == wanted[: 4 * max_count]
-            assert status == ("complete" if cursor is None else "truncated")
-            assert cursor is not None or found == wanted
+            assert all(page.status == ("truncated" if page.cursor else "complete") for page in pages)
+            assert pages[-1].cursor is not None or found == wanted
 
 
-def test_a_small_budget_reads_items_and_not_directories_alone(brokers: ColdIndex) -> None:
+def test_a_small_budget_reads_items_and_not_directories_alone(brokers):
     """Full width would spend it on the directories of many files."""
-    brokers.storage.gate = None
     with brokers.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         batch = reader.query_many([Lookup(topic="t", key="k")], max_requests=6, allow_partial=True)
         assert (batch.explain.requests, len(batch[0]), len(batch[0].failed)) == (6, 3, FILES - 3)
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> Iterator[tuple[IndexService, FaultStorage, Path]]:
+def damaged(tmp_path):
     """A writer with one file in root and storage."""
-    storage = FaultStorage(MemoryStorage())
-    clock = ManualClock(BASE_MS)
-    with IndexService.open(
-        root=tmp_path / "root",
-        storage_backend=storage,
-        slots=100,
-        items=1000,
-        background=False,
-        block_cache_bytes=0,
-        clock=clock,
-    ) as writer:
-        for number in range(50):
-            writer.put("t", 0, ["k"], number, 1, BASE_MS + number * 1000)
+    storage, root = FaultStorage(MemoryStorage()), tmp_path / "root"
+    settings = {"slots": 100, "items": 1000, "background": False, "block_cache_bytes": 0, "clock": ManualClock(BASE_MS)}
+    with IndexService.open(root=root, storage_backend=storage, **settings) as writer:
+        writer.put_batch(batch(50))
         writer.seal()
-        writer.run_lifecycle()
         writer.run_lifecycle()
         (path,) = (tmp_path / "root" / "uploaded").glob("*.index")
         yield writer, storage, path
 
 
-def damage(path: Path) -> None:
+def damage(path):
     data = path.read_bytes()
     stop = Tail.decode(data, str(path), len(data)).position
     with path.open("r+b") as file:
@@ -254,9 +180,7 @@ def damage(path: Path) -> None:
         file.write(bytes(255 - byte for byte in data[HEADER_SIZE:stop]))
 
 
-def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(
-    damaged: tuple[IndexService, FaultStorage, Path],
-) -> None:
+def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(damaged):
     writer, storage, path = damaged
     damage(path)
     assert len(writer.query("t", "k", timeout_s=600)) == 50
@@ -270,7 +194,7 @@ def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(
             hanging.release.set()
 
 
-def test_a_whole_copy_is_searched_in_the_callers_thread(damaged: tuple[IndexService, FaultStorage, Path]) -> None:
+def test_a_whole_copy_is_searched_in_the_callers_thread(damaged):
     writer, _, _ = damaged
     before = set(threading.enumerate())
     answer = writer.query("t", "k", timeout_s=600)
@@ -279,11 +203,8 @@ def test_a_whole_copy_is_searched_in_the_callers_thread(damaged: tuple[IndexServ
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_without_threads_files_are_searched_in_the_callers(
-    days: ColdIndex, monkeypatch: pytest.MonkeyPatch, many: bool
-) -> None:
+def test_without_threads_files_are_searched_in_the_callers(days, monkeypatch, many):
     limit = ThreadLimit(monkeypatch)
-    days.storage.gate = None
     with days.reader(query_threads=THREADS) as reader:
         limit.refuse("tiered-index-query", 10**6)
         answer = reader.query_many([Lookup(topic="t", key="all")])[0] if many else reader.query("t", "all")

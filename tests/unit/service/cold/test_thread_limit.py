@@ -2,9 +2,6 @@
 closes.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.support.cold_index import BASE_MS, cold_index
@@ -13,8 +10,6 @@ from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import StorageUnavailable
-from tiered_index.service.reading.views import IndexView
 from tiered_index.service.threads import side_by_side
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
@@ -25,17 +20,17 @@ MANY = 10**6
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> ThreadLimit:
+def limit(monkeypatch):
     return ThreadLimit(monkeypatch)
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock(BASE_MS)
 
 
 @pytest.fixture
-def several(tmp_path: Path) -> Iterator[FaultStorage]:
+def several(tmp_path):
     """A prefix with two indexes below it."""
     storage = FaultStorage(MemoryStorage())  # as an object store: one namespace
     for name in ("a", "b"):
@@ -45,9 +40,7 @@ def several(tmp_path: Path) -> Iterator[FaultStorage]:
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(
-    tmp_path: Path, limit: ThreadLimit, clock: ManualClock, timeout_s: float | None
-) -> None:
+def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, limit, clock, timeout_s):
     made = cold_index(tmp_path / "root", files=3)
     with made.reader(clock=clock, refresh_interval_s=10) as reader:
         before = [Answer.of(item) for item in reader.query("t", "all")]
@@ -64,9 +57,7 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(
         assert [Answer.of(item) for item in result] == made.expected("t", "all") != before
 
 
-def test_refreshes_of_several_indexes_without_threads(
-    several: FaultStorage, limit: ThreadLimit, clock: ManualClock, log_readings: list[IndexView]
-) -> None:
+def test_refreshes_of_several_indexes_without_threads(several, limit, clock, log_readings):
     with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
         clock.advance(11)
         # those that opened the indexes would do it
@@ -79,7 +70,7 @@ def test_refreshes_of_several_indexes_without_threads(
         assert sorted(map(id, log_readings)) == sorted([*map(id, reader._views)] * 2)
 
 
-def test_opening_without_threads(several: FaultStorage, limit: ThreadLimit) -> None:
+def test_opening_without_threads(several, limit):
     limit.refuse("tiered-index-log", MANY)
     with IndexReader.open(storage_backend=several) as reader:
         assert len(reader.sources) == 2
@@ -87,21 +78,7 @@ def test_opening_without_threads(several: FaultStorage, limit: ThreadLimit) -> N
         assert limit.refused == 4
 
 
-def test_a_search_without_a_thread(tmp_path: Path, limit: ThreadLimit) -> None:
-    made = cold_index(tmp_path / "root", files=3)
-    with made.reader() as reader:
-        limit.refuse("tiered-index-query")
-        try:
-            found = [Answer.of(item) for item in reader.query("t", "all")]
-        except StorageUnavailable as error:
-            assert "can't start new thread" in str(error)
-        else:
-            assert found == made.expected("t", "all")
-        assert limit.refused == 1
-        assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
-
-
-def test_ranges_without_threads_are_read_by_the_lookup(tmp_path: Path, limit: ThreadLimit) -> None:
+def test_ranges_without_threads_are_read_by_the_lookup(tmp_path, limit):
     made = cold_index(tmp_path / "root", files=1)
     with made.reader() as reader:
         limit.refuse("tiered-index-ranges", MANY)
