@@ -115,7 +115,7 @@ recovery-prefers-unsealed: of a file that is both unsealed and compacted the ear
   in _Recovery._recover_unsealed
   - state is not None and file_id not in local and self._has_newer_journal(file_id, state)
   + path.exists() or state is not None and file_id not in local and self._has_newer_journal(file_id, state)
-  tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]
+  tests/unit/service/test_uploads.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]
 recovery-trusts-compacted: an unsealed file is dropped for a compacted one whose items don't verify
   in _Recovery._recover_compacted
   - verify_runs(file)
@@ -161,7 +161,7 @@ adopted-before-the-position: the local copy that is the last to say a position g
   in Staging.finish
   - kept.file_id not in needed
   + kept
-  tests/unit/service/staging/test_positions.py::test_positions_never_run_ahead_of_an_older_file
+  tests/unit/service/staging/test_staged_files.py::test_positions_never_run_ahead_of_an_older_file
 lives-gap-while-flushed: entries leave the buffer before a file shows them
   in Flusher._run_round
   - try:

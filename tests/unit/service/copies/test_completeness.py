@@ -1,8 +1,6 @@
 """A copy is no index or a complete one, whatever fails or goes on at the source."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 
@@ -31,7 +29,7 @@ from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans,
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StreamBatch
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import Call, WrapperStorage
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -66,10 +64,9 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
 
 def test_every_member_of_the_state_is_copied():
     """Also a member that a later version adds: the record must lead to the very state."""
-    life_state = LogState()
     table = LostObject("data/a/1.index", "a", 5, 6, 7)
     full = replace(
-        life_state,
+        LogState(),
         number=9,
         epoch=4,
         genesis=GENESIS,
@@ -107,7 +104,7 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, small_wind
     old_number = old.open().number if round_ == "later" else 0
     looked = set()
 
-    def look() -> None:
+    def look():
         log = StorageLog(inner, life.clock)
         try:
             state = log.open()
@@ -135,7 +132,7 @@ def test_the_target_fails_at_any_call_and_the_next_run_goes_on(life, small_windo
     merge_first_day(life)
     before = bytes_of(life.storage)
 
-    def calls() -> int:
+    def calls():
         faulty = FaultStorage(MemoryStorage(clock=life.clock))
         copier(life, faulty).run_once()
         return faulty.calls(operation)
@@ -188,7 +185,7 @@ def test_an_object_that_went_while_it_was_copied(life):
     class Overtaken(WrapperStorage):
         done = False
 
-        def _around(self, call: Call, act: Callable[[], Any]) -> Any:
+        def _around(self, call, act):
             if call.operation == "get_range" and not self.done:
                 self.done = True
                 life.later()
@@ -247,7 +244,7 @@ def test_what_is_sent_is_what_was_checked(life, monkeypatch):
     class Flipping(WrapperStorage):
         done = 0
 
-        def get_range(self, name: str, start: int, length: int) -> bytes:
+        def get_range(self, name, start, length):
             data = super().get_range(name, start, length)
             if start == window:
                 self.done += 1

@@ -49,7 +49,7 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life):
     made.run_once()
     fill(life, 1, first=2)
 
-    def take_over() -> None:
+    def take_over():
         target.look = None
         life.open("another", storage_backend=inner)
 
@@ -112,7 +112,7 @@ def test_following_a_life(life, small_windows):
     life.close()
 
 
-def _follow(life: Merging, rng: random.Random) -> None:
+def _follow(life, rng):
     target = MemoryStorage(clock=life.clock)
     day = 0
     fill(life, 1)
@@ -203,7 +203,7 @@ def test_two_copiers_at_once(life):
     target = Watched(inner)
     made = copier(life, target)
 
-    def other_first() -> None:
+    def other_first():
         target.look = None
         copier(life, inner).run_once()
 
@@ -247,7 +247,7 @@ def test_the_library_copies_by_uris(tmp_path):
         index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
         index.seal()
         index.run_lifecycle()
-    done: list[int] = []
+    done = []
     report = tiered_index.copy(source, target, progress=done.append)
     assert (report.sent, sum(done)) == (1, report.sent_bytes)
     with IndexReader.open(target) as reader:

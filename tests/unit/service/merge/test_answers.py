@@ -2,16 +2,17 @@
 doubled.
 """
 
+import dataclasses
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import tiered_index
-from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging, RegionItem
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, RegionItem
 from tiered_index import IndexReader, MergeOptions, MergeReport
 from tiered_index.errors import InvalidArgument, NotAnIndex
+from tiered_index.format.metadata import Metadata
+from tiered_index.service.cold.path import ColdPath
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -24,28 +25,26 @@ KINDS = {
 }
 
 
-def hours_of(day: int, seed: int, count: int = 40, hours: tuple[int, ...] = (1, 9, 23)) -> list[list[tuple[int, str]]]:
+def hours_of(day, seed, count=40, hours=(1, 9, 23)):
     """Return rows of files of some hours of a day: a key that all have, some that few have, and one of its own."""
     rng = random.Random(seed)
-    return [
-        [
-            (start + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{start}"]))
-            for _ in range(count)
-        ]
-        for start in (BASE_MS + day * DAY_MS + hour * HOUR_MS for hour in hours)
-    ]
+
+    def row(start):
+        return start + rng.randrange(HOUR_MS), rng.choice(["hot", f"k{rng.randrange(6)}", f"own-{start}"])
+
+    return [[row(BASE_MS + day * DAY_MS + hour * HOUR_MS) for _ in range(count)] for hour in hours]
 
 
-def fill(life: Merging, days: int = 3, **more: int) -> None:
+def fill(life, days=3, **more):
     for day in range(days):
         for rows in hours_of(day, seed=day, **more):
             life.put(rows)
             life.publish()
 
 
-def test_one_call_merges_the_index_at_a_uri(make_life: Callable[..., Merging], tmp_path: Path) -> None:
+def test_one_call_merges_the_index_at_a_uri(merging, tmp_path):
     uri = f"file://{tmp_path}/stored"
-    life = make_life(storage=open_storage(uri))
+    life = merging(storage=open_storage(uri))
     fill(life, days=1)
     life.later()
     report = tiered_index.merge(uri, window="1h", options=MergeOptions(min_age_s=60), clock=life.clock)
@@ -61,17 +60,16 @@ def test_one_call_merges_the_index_at_a_uri(make_life: Callable[..., Merging], t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_key_answers_alike_before_and_after_each_tier(make_life: Callable[..., Merging], kind: str) -> None:
-    life = make_life(**KINDS[kind])
+def test_every_key_answers_alike_before_and_after_each_tier(merging, kind):
+    life = merging(**KINDS[kind])
     fill(life)
     life.later()
     life.check()
     assert len(life.state.files) == 9
     report = life.merge(HOUR_S)
     assert (report.sources, report.entries) == (9, 360)
-    assert not life.state.files and set(life.windows()) == {
-        (24 * day + hour, 1) for day in range(3) for hour in (1, 9, 23)
-    }
+    hours = {(24 * day + hour, 1) for day in range(3) for hour in (1, 9, 23)}
+    assert not life.state.files and set(life.windows()) == hours
     life.check()
     life.merge(DAY_S)
     assert life.windows() == [(0, 24), (24, 24), (48, 24)]
@@ -84,9 +82,9 @@ def test_every_key_answers_alike_before_and_after_each_tier(make_life: Callable[
 
 
 @pytest.mark.parametrize("kind", ["native", "rocketmq", "extended"])
-def test_files_that_straddle_windows(make_life: Callable[..., Merging], kind: str) -> None:
+def test_files_that_straddle_windows(merging, kind):
     """Each entry goes to the table of its window; two files over a border, entries on the border's seconds."""
-    life = make_life(**KINDS[kind])
+    life = merging(**KINDS[kind])
     for start in (-2 * HOUR_MS, -1000):
         life.put([(BASE_MS + DAY_MS + start + step * 1000 * 61, f"k{step % 3}") for step in range(200)])
         life.publish()
@@ -103,7 +101,7 @@ def test_files_that_straddle_windows(make_life: Callable[..., Merging], kind: st
     life.check()
 
 
-def test_late_entries_make_small_tables_that_are_folded_when_they_are_worth_it(life: Merging) -> None:
+def test_late_entries_make_small_tables_that_are_folded_when_they_are_worth_it(life):
     fill(life, days=2, count=120)
     life.later()
     life.merge()
@@ -121,7 +119,7 @@ def test_late_entries_make_small_tables_that_are_folded_when_they_are_worth_it(l
     life.check()
 
 
-def test_small_tables_are_folded_before_there_are_too_many(life: Merging) -> None:
+def test_small_tables_are_folded_before_there_are_too_many(life):
     fill(life, days=1, count=500, hours=(3,))
     life.later()
     life.merge()
@@ -136,7 +134,7 @@ def test_small_tables_are_folded_before_there_are_too_many(life: Merging) -> Non
     life.check()
 
 
-def test_a_late_file_under_a_longer_table(life: Merging) -> None:
+def test_a_late_file_under_a_longer_table(life):
     """What comes late for a month that is merged already becomes a day's table, then part of the month."""
     fill(life)
     life.later()
@@ -151,8 +149,8 @@ def test_a_late_file_under_a_longer_table(life: Merging) -> None:
     life.check()
 
 
-def test_quarantined_entries_are_merged_where_they_belong(make_life: Callable[..., Merging]) -> None:
-    life = make_life(settings={"max_late_s": DAY_S, "max_early_s": DAY_S})
+def test_quarantined_entries_are_merged_where_they_belong(merging):
+    life = merging(settings={"max_late_s": DAY_S, "max_early_s": DAY_S})
     life.put([*hours_of(0, seed=1, hours=(1,))[0], (BASE_MS - 400 * DAY_MS, "hot"), (5000, "hot"), (5000, "k1")])
     life.publish()
     assert {stored.lane for stored in life.state.files.values()} == {"main", "quarantine"}
@@ -169,7 +167,7 @@ def test_quarantined_entries_are_merged_where_they_belong(make_life: Callable[..
     life.check()
 
 
-def test_a_file_over_400_windows_stays_and_is_told(life: Merging) -> None:
+def test_a_file_over_400_windows_stays_and_is_told(life):
     life.put([(BASE_MS, "k"), (BASE_MS + 400 * HOUR_MS, "k")])
     life.publish()
     life.put([(BASE_MS, "k"), (BASE_MS + 399 * HOUR_MS, "k")])
@@ -186,7 +184,7 @@ def test_a_file_over_400_windows_stays_and_is_told(life: Merging) -> None:
     life.check()
 
 
-def test_nothing_to_merge_and_merging_again(life: Merging) -> None:
+def test_nothing_to_merge_and_merging_again(life):
     assert life.merge().jobs == 0
     fill(life, days=1)
     assert life.merge().jobs == 0, "its window is not over yet"
@@ -198,7 +196,7 @@ def test_nothing_to_merge_and_merging_again(life: Merging) -> None:
     assert (again.jobs, again.left, life.state.number) == (0, (), number)
 
 
-def test_a_window_is_merged_once_it_is_over_and_old_enough(life: Merging) -> None:
+def test_a_window_is_merged_once_it_is_over_and_old_enough(life):
     fill(life, days=1)
     life.clock.advance(DAY_S - 1)
     assert [reason for _, reason in life.merge().left] == ["its window is not over yet"] * 3
@@ -208,7 +206,7 @@ def test_a_window_is_merged_once_it_is_over_and_old_enough(life: Merging) -> Non
     assert life.merge(min_age_s=3600).jobs == 1
 
 
-def test_the_range_of_a_merge(life: Merging) -> None:
+def test_the_range_of_a_merge(life):
     fill(life, hours=(1, 23))
     life.later()
     day = BASE_MS // 1000 + DAY_S
@@ -217,28 +215,19 @@ def test_the_range_of_a_merge(life: Merging) -> None:
     life.check()
 
 
-def test_topic_ids_that_clash(make_life: Callable[..., Merging]) -> None:
+def test_topic_ids_that_clash(merging):
     """The same id for two names, two ids for one name, and an id that is taken where another must move to: names
     decide.
     """
     for preset in ("native", "rocketmq"):
-        life = make_life(preset=preset)
-        ids = [
-            {"Aa": 5, "BB": 6},
-            {"BB": 5, "Aa": 7},
-            {"Aa": 6, "C#": 5, "x": 7},
-            {"x": 5},
-            {"y": 2**31 - 1},
-            {"Aa": 2**31 - 1},
-        ]
+        life = merging(preset=preset)
+        ids = [{"Aa": 5, "BB": 6}, {"BB": 5, "Aa": 7}, {"Aa": 6, "C#": 5, "x": 7}, {"x": 5}]
+        ids += [{"y": 2**31 - 1}, {"Aa": 2**31 - 1}]
         for number, names in enumerate(ids):
             life.move(f"root{number}")  # one writer would refuse to clash
             for topic, topic_id in names.items():
-                life.put(
-                    [(BASE_MS + number * HOUR_MS + step * 1000, "k") for step in range(20)],
-                    topic=topic,
-                    topic_id=topic_id,
-                )
+                rows = [(BASE_MS + number * HOUR_MS + step * 1000, "k") for step in range(20)]
+                life.put(rows, topic=topic, topic_id=topic_id)
             life.publish()
         life.later()
         life.check()
@@ -251,17 +240,15 @@ def test_topic_ids_that_clash(make_life: Callable[..., Merging]) -> None:
         assert sum(stored.count for stored in shards) == life.messages
 
 
-def test_several_indexes_with_tables_are_read_as_one(make_life: Callable[..., Merging]) -> None:
-    lives = [make_life(storage=MemoryStorage(f"merged-indexes/{name}")) for name in "ab"]
+def test_several_indexes_with_tables_are_read_as_one(merging):
+    lives = [merging(storage=MemoryStorage(f"merged-indexes/{name}")) for name in "ab"]
     try:
         for number, life in enumerate(lives):
             life.messages = number * 1000
             fill(life, days=2)
             life.later()
         lives[0].merge()
-        with IndexReader.open(
-            ["memory://merged-indexes/a", "memory://merged-indexes/b"], clock=lives[0].clock
-        ) as reader:
+        with IndexReader.open([f"memory://merged-indexes/{name}" for name in "ab"], clock=lives[0].clock) as reader:
             for key in ("hot", "k1", f"own-{BASE_MS + DAY_MS + 9 * HOUR_MS}"):
                 found = reader.query("t", key, max_count=10**6)
                 for life in lives:
@@ -271,3 +258,55 @@ def test_several_indexes_with_tables_are_read_as_one(make_life: Callable[..., Me
     finally:
         for name in "ab":
             MemoryStorage.forget(f"merged-indexes/{name}")
+
+
+COLLIDING = ("Aa", "BB")
+"""Topics of one Java hash."""
+
+
+def publish_without_topics(life, patch):
+    real = Metadata.encode
+    with patch.context() as patched:
+        patched.setattr(Metadata, "encode", lambda self: real(dataclasses.replace(self, topics=())))
+        life.publish()
+
+
+@pytest.mark.parametrize("preset", ["rocketmq", "native"])
+def test_one_source_without_a_topic_table(merging, monkeypatch, preset):
+    life = merging(preset=preset)
+    for hour in range(4):
+        for number, topic in enumerate(("orders", "payments")):
+            # keys of their own: without names only hashes tell topics apart
+            rows = [(BASE_MS + hour * HOUR_MS + n * 1000, f"{topic}-{n % 5}") for n in range(20)]
+            life.put(rows, topic, topic_id=10 + number)
+        if hour == 2:
+            publish_without_topics(life, monkeypatch)
+        else:
+            life.publish()
+    life.later()
+    life.check()
+    report = life.merge()
+    assert (report.sources, report.entries, report.tables) == (4, 160, 1)
+    life.check()
+    (shards,) = life.state.tables.values()
+    cold = ColdPath(life.storage, keyed=preset == "native")
+    try:
+        assert {cold.trailer(stored).metadata.topics for stored in shards} == {()}
+    finally:
+        cold.close()
+
+
+def test_topics_of_one_hash_answer_for_each_other_where_no_table_tells_them_apart(merging, monkeypatch):
+    life = merging(preset="rocketmq")
+    for hour, topic in enumerate(COLLIDING):
+        life.put([(BASE_MS + hour * HOUR_MS, "k")], topic)
+        if hour == 0:
+            publish_without_topics(life, monkeypatch)
+        else:
+            life.publish()
+    life.later()
+    life.merge()
+    with life.reader() as reader:
+        for topic in COLLIDING:
+            assert len(reader.query(topic, "k").items) == 2
+        assert not reader.query("orders", "k").items

@@ -2,17 +2,14 @@
 shards.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby, pairwise
-from pathlib import Path
 
 import pytest
 
 from tests.support.cold_index import Recorder
-from tests.support.merging import BASE_MS, HOUR_MS, Merging
+from tests.support.merging import BASE_MS, HOUR_MS
 from tiered_index.errors import CorruptFile
-from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.plan import plan_merge, plan_rewrite
 from tiered_index.service.merge.run import merge, publish
@@ -23,11 +20,11 @@ SOME = [("t", "hot"), ("t", "k1"), ("t", "k22")]
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces(monkeypatch):
     monkeypatch.setattr(task_module, "PIECE_ITEMS", PIECE)
 
 
-def parts_of(life: Merging) -> list[list[StoredObject]]:
+def parts_of(life):
     """Return the shards of the tables by their slots, each list newest first."""
     shards = [
         (s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
@@ -37,7 +34,7 @@ def parts_of(life: Merging) -> list[list[StoredObject]]:
     return [[row[-1] for row in group] for _, group in groupby(sorted(shards), key=lambda row: row[:3])]
 
 
-def fill_hot(life: Merging, files: int = 3, hot: int = 600, others: int = 100) -> None:
+def fill_hot(life, files=3, hot=600, others=100):
     for number in range(files):
         start = BASE_MS + number * HOUR_MS
         life.put([(start + step * 7000, "hot") for step in range(hot)])
@@ -46,7 +43,7 @@ def fill_hot(life: Merging, files: int = 3, hot: int = 600, others: int = 100) -
     life.later()
 
 
-def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life: Merging) -> None:
+def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life):
     fill_hot(life)
     life.merge()
     parts = max(parts_of(life), key=len)
@@ -68,7 +65,7 @@ def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life: Mergi
     life.check(questions=SOME)
 
 
-def test_a_table_of_two_origins_is_damage(life: Merging) -> None:
+def test_a_table_of_two_origins_is_damage(life):
     fill_hot(life)
     life.merge()
     state = life.state
@@ -79,7 +76,7 @@ def test_a_table_of_two_origins_is_damage(life: Merging) -> None:
         plan_rewrite(replace(state, objects=state.objects | {one.name: another}), {one.name})
 
 
-def test_one_second_is_never_divided(life: Merging) -> None:
+def test_one_second_is_never_divided(life):
     life.put([(BASE_MS + 1000, "hot")] * (3 * PIECE))
     life.put([(BASE_MS + 5000 + step * 1000, "hot") for step in range(3 * PIECE)])
     life.publish()
@@ -89,38 +86,37 @@ def test_one_second_is_never_divided(life: Merging) -> None:
     life.check()
 
 
-def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_and_parts_of_uploads_stay_small(merging, monkeypatch):
     """Twice the entries, pieces of the same size, and no more bytes held for an upload."""
 
     class TinyParts(MemoryStorage):
         min_part_bytes = 1 << 9
 
     monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 9)
-    held: list[int] = []
+    held = []
     write = task_module.Upload.write
 
-    def watched(self: task_module.Upload, data: bytes | memoryview) -> None:
+    def watched(self, data):
         write(self, data)
         held.append(self._held_bytes)
 
     monkeypatch.setattr(task_module.Upload, "write", watched)
     largest = []
     for files in (3, 6):
-        life = Merging(tmp_path / str(files), TinyParts())
+        life = merging(TinyParts())
         fill_hot(life, files)
-        pieces: list[int] = []
+        pieces = []
         held.clear()
         report = merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
         assert sum(pieces) == report.entries == files * 700
         assert any(stored.size_bytes > 4 << 9 for stored in life.state.objects.values())
         life.check(questions=[("t", "hot"), ("t", "k1")])
         largest.append((max(pieces), max(held)))
-        life.close()
     assert all(piece <= 3 * PIECE and bytes_ < 3 << 9 for piece, bytes_ in largest)
 
 
 @pytest.mark.parametrize("hours", [4, 300])
-def test_a_window_may_get_many_more_entries_than_its_share(life: Merging, hours: int) -> None:
+def test_a_window_may_get_many_more_entries_than_its_share(life, hours):
     """Entries are taken to be spread evenly over a file's seconds; here nearly all lie in one of its windows."""
     middle = hours // 2
     life.put([(BASE_MS, "first"), (BASE_MS + hours * HOUR_MS, "last")])
@@ -133,21 +129,21 @@ def test_a_window_may_get_many_more_entries_than_its_share(life: Merging, hours:
     life.check(questions=[("t", key) for key in ("first", "last", "k0", "k7", "k2499")])
 
 
-def test_pieces_of_many_small_files_are_as_small(make_life: Callable[..., Merging]) -> None:
+def test_pieces_of_many_small_files_are_as_small(merging):
     """Each file is one slot group, which begins at slot 0 and spans all."""
-    life = make_life(settings={"slots": 64})
+    life = merging(settings={"slots": 64})
     for number in range(20):
         life.put([(BASE_MS + number * HOUR_MS + step * 1000, f"k{number}-{step}") for step in range(60)])
         life.publish()
     life.later()
-    pieces: list[int] = []
+    pieces = []
     merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
     assert sum(pieces) == 1200
     assert max(pieces) <= 2 * PIECE and len(pieces) >= 5
     assert all(len(parts) == 1 for parts in parts_of(life)), "none was taken for a giant"
 
 
-def test_shards_are_cut_by_slots_and_each_holds_its_own(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_cut_by_slots_and_each_holds_its_own(life, monkeypatch):
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 1 << 20)
     fill_hot(life, hot=30, others=600)
     plan = life.plan(shard_bytes=1 << 20)
@@ -160,21 +156,17 @@ def test_shards_are_cut_by_slots_and_each_holds_its_own(life: Merging, monkeypat
     )
     cut = replace(job, tasks=tasks)
     log = life.log()
-    publish(
-        cut,
-        [task_module.run_task(task, life.storage, life.clock.now_ms()) for task in reversed(tasks)],
-        life.storage,
-        log,
-    )
+    results = [task_module.run_task(task, life.storage, life.clock.now_ms()) for task in reversed(tasks)]
+    publish(cut, results, life.storage, log)
     ranges = sorted((s.shard.slot_low, s.shard.slot_high) for s in log.state.objects.values() if s.shard)
     slots = job.windows[0].slots
     assert ranges == [slots.slots_of_base(0, 3), slots.slots_of_base(3, 7), slots.slots_of_base(7, 11)]
     life.check(questions=SOME)
 
 
-def test_a_sparse_window_does_not_make_the_pieces_of_a_large_one_coarse(make_life: Callable[..., Merging]) -> None:
+def test_a_sparse_window_does_not_make_the_pieces_of_a_large_one_coarse(merging):
     """One late entry beside a hundred million: slots of any window hold a piece's worth of all at most."""
-    life = make_life(settings={"slots": 100_000})
+    life = merging(settings={"slots": 100_000})
     life.put([(BASE_MS, "k"), (BASE_MS + 23 * HOUR_MS, "k")])
     life.publish()
     life.put([(BASE_MS + 23 * HOUR_MS, "k"), (BASE_MS + 25 * HOUR_MS, "late")])

@@ -1,23 +1,24 @@
-"""What a task of a merge holds is bounded whatever the number of windows in a job: tasks are groups of windows as well
-as runs of slots.
+"""What a task of a merge holds, reads and sends: tasks are groups of windows as well as runs of slots, so that it is
+bounded whatever the number of windows and shards.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.cold_index import Recorder
-from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS
 from tests.support.plain_files import plain_files
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.lifecycle.publication import SentObject, Upload
+from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge import plan
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows
-from tiered_index.service.merge.run import estimate, merge
+from tiered_index.service.merge.run import estimate, merge, writing_requests
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.prices import PriceTable
 
@@ -32,21 +33,21 @@ class TinyParts(MemoryStorage):
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def held(monkeypatch):
     """Return the list of what all uploads hold together, after each write."""
     monkeypatch.setattr(task_module, "_PART_BYTES", PART)
     monkeypatch.setattr(plan, "_HELD_BYTES", 2 * PART * FULL_WINDOWS)
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 400)
     write, finish = Upload.write, Upload.finish
-    by_upload: dict[int, int] = {}
-    seen: list[int] = []
+    by_upload = {}
+    seen = []
 
-    def watched(self: Upload, data: bytes | memoryview) -> None:
+    def watched(self, data):
         write(self, data)
         by_upload[id(self)] = self._held_bytes
         seen.append(sum(by_upload.values()))
 
-    def finished(self: Upload, began_ms: int) -> SentObject:
+    def finished(self, began_ms):
         by_upload.pop(id(self))
         return finish(self, began_ms)
 
@@ -55,7 +56,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def fill(life: Merging, days: int) -> None:
+def fill(life, days):
     """Put files that each begin an hour before a midnight, so that all are one job."""
     for day in range(days):
         begin = BASE_MS + day * DAY_MS - HOUR_MS
@@ -65,10 +66,8 @@ def fill(life: Merging, days: int) -> None:
 
 
 @pytest.mark.parametrize("days", [5, 40])
-def test_uploads_hold_as_much_for_many_windows_as_for_few(
-    make_life: Callable[..., Merging], held: list[int], days: int
-) -> None:
-    life = make_life(storage=TinyParts(), settings={"slots": 200})
+def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, held, days):
+    life = merging(storage=TinyParts(), settings={"slots": 200})
     with plain_files():
         fill(life, days)
     (job,) = life.plan().jobs
@@ -88,8 +87,8 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(
     life.check(questions=[("t", "k0"), ("t", "k39")])
 
 
-def test_a_hot_key_in_many_windows_is_read_by_its_groups(make_life: Callable[..., Merging], held: list[int]) -> None:
-    life = make_life(storage=TinyParts())
+def test_a_hot_key_in_many_windows_is_read_by_its_groups(merging, held):
+    life = merging(storage=TinyParts())
     for day in range(20):
         life.put((BASE_MS + day * DAY_MS + row * DAY_MS // 90, "hot") for row in range(100))
         life.publish()
@@ -102,7 +101,7 @@ def test_a_hot_key_in_many_windows_is_read_by_its_groups(make_life: Callable[...
     life.check()
 
 
-def test_more_windows_have_smaller_parts(life: Merging) -> None:
+def test_more_windows_have_smaller_parts(life):
     """Sizes are estimates: what many windows may hold is bounded by the number of windows and the parts of their
     uploads.
     """
@@ -125,14 +124,14 @@ def test_more_windows_have_smaller_parts(life: Merging) -> None:
         (10, 4 * GIB, 1, 4, 1),
     ],
 )
-def test_cuts(windows: int, size: int, spread: int, runs: int, most: int) -> None:
+def test_cuts(windows, size, spread, runs, most):
     spans = [(first, min(windows - 1, first + spread - 1), size) for first in range(0, windows, spread)]
     found, groups = cut_windows(dict.fromkeys(range(windows), size), spans, GIB, 10**6)
     assert (found, max(map(len, groups))) == (runs, most)
     assert [number for group in groups for number in group] == list(range(windows))
 
 
-def test_what_many_windows_share_is_cut_by_slots_rather_than_read_for_each() -> None:
+def test_what_many_windows_share_is_cut_by_slots_rather_than_read_for_each():
     """Files of 640 MiB each spread over a year: read a few times, not 73 times; shards don't become tiny."""
     size = 100 * (640 << 20) // 365
     spans = [(0, 364, 640 << 20)] * 100
@@ -142,3 +141,58 @@ def test_what_many_windows_share_is_cut_by_slots_rather_than_read_for_each() -> 
     few, many = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 2)
     assert few <= 2 and len(many) > len(groups)
     assert all(first[-1] < second[0] for first, second in pairwise(many))
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("size", [1, 31 * MIB, 32 * MIB - 1, 32 * MIB, 40 * MIB, 48 * MIB + 1])
+def test_requests_of_an_upload(size):
+    recorder = Recorder(MemoryStorage())
+    upload = Upload(recorder, "data/x/y.index")
+    for begin in range(0, size, 5 * MIB):
+        upload.write(bytes(min(5 * MIB, size - begin)))
+    upload.finish()
+    if upload.handle is not None:
+        recorder.complete_upload(upload.handle, upload.parts)
+    assert recorder.head(upload.name).size_bytes == size
+    assert Counter(recorder.operations) == writing_requests(1, size)
+    assert writing_requests(3, size).total() == 3 * writing_requests(1, size).total()
+
+
+_SHARD = 1 << 20
+_ENTRIES = 40_000
+# a day of which is more than one shard
+
+
+def test_a_directory_is_read_by_the_tasks_that_need_it(life):
+    for day in range(2):
+        numbers = np.arange(_ENTRIES)
+        times = BASE_MS + day * DAY_MS + numbers * 1000
+        keys, offsets = [f"k{number}" for number in numbers], day * _ENTRIES + numbers
+        life.index.put_batch(batch(_ENTRIES, key=keys, offset=offsets, timestamp_ms=times))
+        life.publish()
+    life.later()
+    life.merge(DAY_S, shard_bytes=_SHARD)
+    shards = len(life.state.objects)
+    assert shards == 4
+    (job,) = life.plan(30 * DAY_S, shard_bytes=_SHARD).jobs
+    tasks = len(job.tasks)
+    assert tasks >= 3 and {source for task in job.tasks for source in task.inputs} == set(job.inputs)
+    readers = Counter(source.name for task in job.tasks for source in task.inputs)
+    # cuts of the tasks and of the shards lie between each other: each shard is of two tasks, at most three
+    assert max(readers.values()) < tasks
+    recorder = Recorder(life.storage)
+    life.merge(30 * DAY_S, storage=recorder, shard_bytes=_SHARD)
+    directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.inputs, read.name))
+    assert directories == readers
+    # one directory and one range for each, for no task has more than a piece; by the log the new shards'
+    expected = estimate(job, PriceTable())
+    assert expected.requests["get_range"] == 2 * readers.total() + expected.shards
+    assert len(recorder.reads) == 2 * readers.total()
+    with life.reader() as reader:
+        assert [item.offset for item in reader.query("t", "k17")] == [_ENTRIES + 17, 17]
+
+
+def _size_of(sources, name):
+    return next(source.size_bytes for source in sources if source.name == name)

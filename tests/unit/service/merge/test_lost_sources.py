@@ -1,10 +1,8 @@
 """Merges over objects that the storage lost, and window tables that lost a shard."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS
 from tiered_index import Lookup, LostFile
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
@@ -18,9 +16,9 @@ KEYS = [f"k{number}" for number in range(60)]
 
 
 @pytest.fixture
-def life(make_life: Callable[..., Merging]) -> Merging:
+def life(merging):
     """Two days, each of two files."""
-    life = make_life(settings={"slots": 64})
+    life = merging(settings={"slots": 64})
     for hour in (0, 1, 30, 31):
         life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
         life.publish()
@@ -28,13 +26,13 @@ def life(make_life: Callable[..., Merging]) -> Merging:
     return life
 
 
-def checked(life: Merging) -> Report:
+def checked(life):
     report = Report()
     check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
     return report
 
 
-def test_a_merge_names_what_is_lost_or_merges_the_rest(life: Merging) -> None:
+def test_a_merge_names_what_is_lost_or_merges_the_rest(life):
     gone = min(life.state.objects.values(), key=lambda stored: stored.second_min)
     life.storage.delete(gone.name)
     with pytest.raises(CorruptFile, match="--skip-lost") as caught:
@@ -47,7 +45,7 @@ def test_a_merge_names_what_is_lost_or_merges_the_rest(life: Merging) -> None:
     assert life.merge().jobs == 0 and checked(life).status == "ok"
 
 
-def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life: Merging) -> None:
+def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life):
     behind = life.log()
     first, *rest = sorted(life.state.objects.values(), key=lambda stored: stored.second_min)
     life.storage.delete(first.name)
@@ -60,7 +58,7 @@ def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life: Merging) 
     assert report.entries == sum(stored.count for stored in rest)
 
 
-def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life, monkeypatch):
     make = plan_module._job
     monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
     life.merge()

@@ -1,20 +1,16 @@
 """The shards of a table that a batch needs are read side by side and within the bound of the reader."""
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.cold_index import Read, Recorder, without_summary
+from tests.support.cold_index import Recorder, in_rounds, without_summary
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
-from tiered_index.service.log.state import LogState
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.threads import NoThread, side_by_side
-from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
@@ -24,7 +20,7 @@ ASKED = [Lookup(topic="t", key=key) for key in KEYS]
 
 
 @pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
+def life(tmp_path_factory):
     """One table of eight shards: such small ones that no merge would make."""
     life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
     make = plan_module._job
@@ -42,54 +38,31 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
     life.close()
 
 
-def _shard_bytes(state: LogState, counts: dict[int, int]) -> int:
+def _shard_bytes(state, counts):
     assert state.genesis is not None
     return -(-max(counts.values()) * state.genesis.layout.schema.item.itemsize // SHARDS)
 
 
-def reader(life: Merging, storage: Storage | None, threads: int) -> tuple[Recorder, IndexReader]:
+def reader(life, storage, threads):
     recorder = Recorder(storage or life.storage)
-    settings = {
-        "query_threads": threads,
-        "block_cache_bytes": 0,
-        "filter_after_probes": 10**6,
-        "refresh_interval_s": 10**6,
-    }
-    return recorder, IndexReader.open(storage_backend=recorder, clock=life.clock, **settings)
-
-
-def ask_in_rounds(recorder: Recorder, opened: IndexReader, threads: int, requests: int) -> list[int]:
-    """Ask the batch, each request waiting for as many as may travel at once; return how many answers each lookup
-    has.
-    """
-    rounds = threading.Barrier(threads)
-    seen = threading.Semaphore(requests // threads * threads)
-
-    def gate(read: Read) -> None:
-        if seen.acquire(blocking=False):
-            rounds.wait(60)
-
-    recorder.reset()
-    recorder.gate = gate
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(opened.query_many, ASKED).result(120).counts.tolist()
-    finally:
-        recorder.gate = None
+    settings = {"block_cache_bytes": 0, "filter_after_probes": 10**6, "refresh_interval_s": 10**6}
+    return recorder, IndexReader.open(storage_backend=recorder, clock=life.clock, query_threads=threads, **settings)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
-def test_shards_of_a_table_are_read_side_by_side(life: Merging, threads: int) -> None:
+def test_shards_of_a_table_are_read_side_by_side(life, threads):
     recorder, opened = reader(life, None, threads)
     with opened:
         opened.query_many(ASKED)  # for the directories
         # the lookup's own thread searches beside those of the reader; ranges are bounded by these
-        assert ask_in_rounds(recorder, opened, threads, SHARDS) == [2] * len(KEYS)
+        recorder.reset()
+        answers = in_rounds(recorder, lambda: opened.query_many(ASKED), threads, SHARDS)
+        assert answers.counts.tolist() == [2] * len(KEYS)
         assert (recorder.most_at_once, len(recorder.reads)) == (threads, SHARDS)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_a_fresh_reader_reads_directories_and_items_of_shards_side_by_side(life: Merging, threads: int) -> None:
+def test_a_fresh_reader_reads_directories_and_items_of_shards_side_by_side(life, threads):
     recorder, opened = reader(life, None, threads)
     with opened:
         answers = opened.query_many(ASKED, timeout_s=600)
@@ -101,7 +74,7 @@ def test_a_fresh_reader_reads_directories_and_items_of_shards_side_by_side(life:
         assert (report.requests, report.matched) == (2 * SHARDS, 2 * len(KEYS))
 
 
-def test_a_shard_that_is_damaged_fails_the_lookups_that_need_it(life: Merging) -> None:
+def test_a_shard_that_is_damaged_fails_the_lookups_that_need_it(life):
     inner = MemoryStorage()
     for info in life.storage.list():
         inner.put(info.name, life.storage.get(info.name))
@@ -123,18 +96,18 @@ def test_a_shard_that_is_damaged_fails_the_lookups_that_need_it(life: Merging) -
         assert answers.failed and all(damaged.name in str(report.error) for report in answers.failed)
 
 
-def test_parts_within_parts_need_no_free_thread() -> None:
+def test_parts_within_parts_need_no_free_thread():
     """Two threads, and parts that have parts, three deep: whoever waited for a free thread would wait for ever."""
     with ThreadPoolExecutor(2) as pool:
 
-        def count(depth: int) -> int:
+        def count(depth):
             return 1 if not depth else sum(side_by_side([lambda: count(depth - 1)] * 4))
 
-        def run(depth: int) -> int:
+        def run(depth):
             with RequestContext(submit=lambda call: pool.submit(_within, call)).active():
                 return count(depth)
 
-        def _within(call):  # type: ignore[no-untyped-def]
+        def _within(call):
             with RequestContext(submit=lambda call: pool.submit(_within, call)).active():
                 return call()
 
@@ -143,10 +116,10 @@ def test_parts_within_parts_need_no_free_thread() -> None:
         asked.shutdown()
 
 
-def test_the_first_error_ends_the_parts() -> None:
-    begun: list[int] = []
+def test_the_first_error_ends_the_parts():
+    begun = []
 
-    def part(number: int) -> int:
+    def part(number):
         begun.append(number)
         if number == 1:
             raise KeyError(number)
@@ -156,20 +129,20 @@ def test_the_first_error_ends_the_parts() -> None:
         held = threading.Event()
         pool.submit(held.wait, 30)
         with RequestContext(submit=pool.submit).active(), pytest.raises(KeyError):
-            side_by_side([lambda number=number: part(number) for number in range(5)])  # type: ignore[misc]
+            side_by_side([lambda number=number: part(number) for number in range(5)])
         held.set()
     assert begun == [0, 1]
 
 
-def test_parts_for_which_there_is_no_thread_are_made_by_who_asks() -> None:
+def test_parts_for_which_there_is_no_thread_are_made_by_who_asks():
     with ThreadPoolExecutor(1) as pool:
         left = [pool.submit, pool.submit]
 
-        def submit(call: Callable[[], Any]) -> Future[Any]:
+        def submit(call):
             if not left:
                 raise NoThread("none")
             return left.pop()(call)
 
         with RequestContext(submit=submit).active():
-            assert side_by_side([lambda number=number: number for number in range(6)]) == list(range(6))  # type: ignore[misc]
+            assert side_by_side([lambda number=number: number for number in range(6)]) == list(range(6))
     assert not left

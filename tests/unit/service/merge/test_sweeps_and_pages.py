@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
@@ -19,7 +19,7 @@ from tiered_index.storage.opening import probe_put_if_absent
 class Publishing(WrapperStorage):
     """A storage in which somebody publishes between a sweep's listing and whatever comes next."""
 
-    def __init__(self, life: Merging) -> None:
+    def __init__(self, life):
         super().__init__(life.storage)
         (self._job,) = life.plan().jobs
         self._life = life
@@ -41,22 +41,9 @@ class KilledBeforeDeleting(WrapperStorage):
         """Don't."""
 
 
-def fill(life: Merging, files: int = 3) -> None:
-    for file in range(files):
-        life.put(
-            [
-                (BASE_MS + file * 5 * HOUR_MS + step * 60_000, key)
-                for step in range(20)
-                for key in ("hot", f"k{step % 4}")
-            ]
-        )
-        life.publish()
-    life.later()
-
-
-def test_what_is_published_while_a_sweep_looks_is_no_orphan(life: Merging) -> None:
+def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     """It was uploaded long ago and nobody named it when the sweep opened the log."""
-    fill(life)
+    life.fill()
     storage = Publishing(life)
     life.clock.advance(2 * HOUR_S)
     log = life.log()
@@ -67,8 +54,8 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life: Merging) -> No
     life.check()
 
 
-def test_a_log_that_others_have_moved_on_since_it_was_opened(life: Merging) -> None:
-    fill(life)
+def test_a_log_that_others_have_moved_on_since_it_was_opened(life):
+    life.fill()
     log = life.log()
     life.merge()
     life.later(3)
@@ -78,26 +65,11 @@ def test_a_log_that_others_have_moved_on_since_it_was_opened(life: Merging) -> N
     life.check()
 
 
-def test_uploads_under_way_are_left_alone_until_they_are_old(life: Merging) -> None:
-    fill(life)
-    handle = life.storage.begin_upload("data/under-way/1.index")
-    for hours in (0, 23):
-        life.clock.advance(hours * HOUR_S)
-        found = find_orphans(life.storage, life.log())
-        assert found.uploads == ()
-        delete_orphans(life.storage, found)
-    part = life.storage.upload_part(handle, 1, b"x")
-    assert find_orphans(life.storage, life.log(), older_than_s=HOUR_S).uploads == (handle,)
-    life.clock.advance(2 * HOUR_S)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
-    assert not list(life.storage.list_uploads()) and part.size_bytes == 1
-
-
-def test_a_merge_without_a_thread_says_so_and_leaves_nothing(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(life)
+def test_a_merge_without_a_thread_says_so_and_leaves_nothing(life, monkeypatch):
+    life.fill()
     before = {info.name for info in life.storage.list()}
 
-    def submit(*_: object) -> None:
+    def submit(*_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
@@ -106,8 +78,8 @@ def test_a_merge_without_a_thread_says_so_and_leaves_nothing(life: Merging, monk
     assert {info.name for info in life.storage.list()} == before and not list(life.storage.list_uploads())
 
 
-def test_the_probe_of_a_process_that_was_killed_is_swept(life: Merging) -> None:
-    fill(life)
+def test_the_probe_of_a_process_that_was_killed_is_swept(life):
+    life.fill()
     probe_put_if_absent(KilledBeforeDeleting(life.storage))
     (left,) = life.storage.list("probe/")
     life.clock.advance(HOUR_S + 1)
@@ -117,21 +89,15 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life: Merging) -> None:
     assert not list(life.storage.list("probe/"))
 
 
-def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> None:
+def test_pages_go_on_while_hours_become_days_and_days_a_month(life):
     """10,000 answers, 97 a page; now and then between two pages something is merged or swept. Readers of fresh and of
     old views.
     """
     rng = random.Random(4)
     for number in range(10_000):
         # times of twelve hours in a file; no place twice, so that pages are one answer
-        message = (
-            "t",
-            number % 3,
-            "hot",
-            number,
-            7,
-            BASE_MS + number // 1_250 * 12 * HOUR_MS + rng.randrange(12 * HOUR_MS),
-        )
+        time_ms = BASE_MS + number // 1_250 * 12 * HOUR_MS + rng.randrange(12 * HOUR_MS)
+        message = ("t", number % 3, "hot", number, 7, time_ms)
         life.model.put(*message)
         life.index.put(*message)
         if number % 1_250 == 1_249:
@@ -139,16 +105,10 @@ def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> 
     life.later()
     expected = life.model.query("t", "hot", max_count=None)
     assert len(expected) == 10_000
-    steps = itertools.chain(
-        (lambda: life.merge(HOUR_S, end_s=(BASE_MS + DAY_MS) // 1000), lambda: life.merge(HOUR_S), lambda: sweep(life)),
-        (
-            lambda: life.merge(DAY_S, end_s=(BASE_MS + 2 * DAY_MS) // 1000),
-            lambda: sweep(life),
-            lambda: life.merge(DAY_S),
-        ),
-        (lambda: life.merge(30 * DAY_S), lambda: sweep(life)),
-    )
-    found, cursor, moves = [], None, 0
+    one, two = [{"end_s": (BASE_MS + day * DAY_MS) // 1000} for day in (1, 2)]
+    # merges up to a moment or of all, and sweeps
+    steps = [(HOUR_S, one), (HOUR_S, {}), None, (DAY_S, two), None, (DAY_S, {}), (30 * DAY_S, {}), None]
+    found, cursor = [], None
     with (
         life.reader(block_cache_bytes=0, refresh_interval_s=10**9) as standing,
         life.reader(refresh_interval_s=0) as following,
@@ -160,19 +120,12 @@ def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> 
             cursor = result.cursor
             if cursor is None:
                 break
-            if page % 10 == 4:
-                step = next(steps, None)
-                moves += step is not None
-                if step is not None:
-                    step()
+            if page % 10 == 4 and steps:
+                step = steps.pop(0)
+                if step is None:
+                    assert life.sweep()
+                else:
+                    life.merge(step[0], **step[1])
     assert found == expected
-    assert moves == 8 and life.windows() == [(0, 720)]
+    assert not steps and life.windows() == [(0, 720)]
     assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
-
-
-def sweep(life: Merging) -> None:
-    """Delete what nobody names once more than a day has gone by."""
-    life.later(3)
-    found = find_orphans(life.storage, life.log())
-    delete_orphans(life.storage, found)
-    assert found.objects

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index.config import IndexConfig
-from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -32,9 +31,9 @@ def cluster(tmp_path, prefix):
 @pytest.fixture
 def opened(monkeypatch):
     """The storages that readers open, by URI, in order of their opening."""
-    made: list[Watched] = []
+    made = []
 
-    def watched(config: IndexConfig, uri: str | None = None) -> Storage:
+    def watched(config, uri=None):
         storage = open_storage(uri or str(config.storage))
         if config.root is not None:
             return storage  # a writer's

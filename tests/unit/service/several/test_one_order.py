@@ -26,12 +26,7 @@ def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
             assert cluster.answers(whole) == expected
             assert whole.status == "complete"
             assert sorted(reader.sources) == sorted(cluster.uris)
-            asked = [
-                Lookup(topic="t", key="k", max_count=1000),
-                Lookup(topic="t", key="other"),
-                Lookup(topic="x", key="k"),
-            ]
-            batch = reader.query_many(asked)
+            batch = reader.query_many([Lookup("t", "k", max_count=1000), ("t", "other"), ("x", "k")])
             assert batch[0].items == whole.items
             assert cluster.answers(batch[1]) == cluster.model().query("t", "other")
             assert len(batch[2]) == 0 and batch[2].status == "complete"
@@ -47,12 +42,9 @@ class Brokers:
 
     def fetch(self, items, topic, key):
         error = StorageUnavailable("away")
-        return [
-            Fetched(item=item, state="missing", error=error, problem="away", read_from="segment", requests=1)
-            if item.source == self.broken
-            else Fetched(item=item, state="archived", read_from="segment", requests=1)
-            for item in items
-        ]
+        found = {False: {"state": "archived"}, True: {"state": "missing", "error": error, "problem": "away"}}
+        read = {"read_from": "segment", "requests": 1}
+        return [Fetched(item=item, **read, **found[item.source == self.broken]) for item in items]
 
 
 @pytest.mark.parametrize("count", [3, 1000])
@@ -87,12 +79,8 @@ def test_what_was_written_anew_is_looked_up_in_its_own_index(tmp_path, prefix, r
     class Log(Brokers):
         def fetch(self, items, topic, key):
             found = super().fetch(items, topic, key)
-            return [
-                one
-                if one.item.timestamp_ms == BASE_MS
-                else replace(one, instead=replace(one.item, timestamp_ms=BASE_MS))
-                for one in found
-            ]
+            older = [replace(one, instead=replace(one.item, timestamp_ms=BASE_MS)) for one in found]
+            return [a if a.item.timestamp_ms == BASE_MS else b for a, b in zip(found, older, strict=True)]
 
     with made.reader() as reader:
         found = reader.messages("t", "k", source=Log())
@@ -167,7 +155,7 @@ def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item
     expected = []
     for number in range(2):
         uri = f"{prefix}/{number}"
-        made.models[uri] = None  # type: ignore[assignment]
+        made.models[uri] = None
         with made.writer(uri) as index:
             made.numbers[uri] = source_number(index.index_id)
             for offset, zone in itertools.product(range(3), (0, 1, 65_535)):

@@ -1,6 +1,7 @@
 """What is opened as several indexes, what is refused, and that all of it is closed again."""
 
 import threading
+from operator import attrgetter, methodcaller
 
 import pytest
 
@@ -16,7 +17,6 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageUnavailable,
 )
-from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
@@ -74,9 +74,9 @@ def test_a_list_with_what_is_no_index(cluster, prefix, opened):
 
 @pytest.mark.parametrize("kth", range(SEVERAL))
 def test_where_one_can_not_be_opened_none_stays_open(cluster, kth, monkeypatch):
-    made: list[Watched] = []
+    made = []
 
-    def watched(config: IndexConfig, uri: str) -> Storage:
+    def watched(config, uri):
         storage = Watched(open_storage(uri))
         if uri == cluster.uris[kth]:
             storage.fail("list", times=None)
@@ -109,7 +109,7 @@ def test_a_close_goes_on_past_one_that_fails(cluster, opened, monkeypatch):
     reader = cluster.reader()
     failing = of(opened, cluster.uris[1])
 
-    def close() -> None:
+    def close():
         raise StorageUnavailable("it hangs on")
 
     monkeypatch.setattr(failing, "close", close)
@@ -150,14 +150,10 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda reader: reader.genesis,
-        lambda reader: reader.log_state,
-        lambda reader: reader.storage,
-        lambda reader: reader.archived(),
-        lambda reader: reader.archived("store"),
-        lambda reader: reader.segment_archive,
+        *map(attrgetter, ("genesis", "log_state", "storage", "segment_archive")),
+        methodcaller("archived"),
+        methodcaller("archived", "store"),
     ],
-    ids=["genesis", "log_state", "storage", "archived", "archived of", "segment_archive"],
 )
 def test_what_is_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.server.conftest import serving
 from tests.support.several_indexes import BASE_MS, Cluster, Watched, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -70,9 +69,7 @@ def test_a_folder_that_becomes_an_index(tmp_path, clock):
 @pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])
 def test_an_index_that_can_not_be_read_with_the_others_is_told(cluster, prefix, clock, reader, monkeypatch, what):
     uri, good = f"{prefix}/broker-9", list(cluster.uris)
-    error: type[Exception] = {"schema": SchemaMismatch, "copy": ConfigError, "damage": CorruptFile}.get(
-        what, StorageUnavailable
-    )
+    error = {"schema": SchemaMismatch, "copy": ConfigError, "damage": CorruptFile}.get(what, StorageUnavailable)
     with open_storage(uri) as storage, open_storage(good[0]) as other:
         if what == "schema":
             Cluster(cluster.folder / "other").add(uri, rows(9), preset="rocketmq")
@@ -148,14 +145,3 @@ def test_a_prefix_that_can_not_be_listed_is_told(tmp_path, clock):
         store.clear()
         clock.advance(2)
         assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()
-
-
-def test_a_service_names_the_indexes_that_it_answers_of(cluster, prefix):
-    with IndexReader.open(prefix, refresh_interval_s=0) as reader, serving(reader) as client:
-        for more in (0, 1):
-            if more:
-                cluster.add(f"{prefix}/broker-9", rows(9))
-            answer = client.get("/v1/query", params={"topic": "t", "key": "k", "max_count": 1000}).json()
-            assert answer["status"] == "complete"
-            assert [one["source"] for one in answer["freshness"]] == cluster.uris
-            assert {item["source"] for item in answer["items"]} == set(cluster.uris)

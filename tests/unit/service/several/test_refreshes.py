@@ -1,10 +1,8 @@
 """A reader of several indexes moves on with each of their logs, which it reads side by side."""
 
-import time
-
 import pytest
 
-from tests.support.hanging import beside
+from tests.support.hanging import beside, until
 from tests.support.several_indexes import BASE_MS, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -20,7 +18,7 @@ def clock():
 
 
 def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, clock):
-    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         before = cluster.expected()
         cluster.add(cluster.uris[1], rows(50, 30, seconds=9))
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
@@ -35,7 +33,7 @@ def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, cl
 
 @pytest.mark.parametrize("how", ["due", "asked"])
 def test_logs_are_read_side_by_side(cluster, opened, clock, how):
-    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         for uri in cluster.uris:
             cluster.add(uri, rows(60, 30, seconds=9))
         hangs = [of(opened, uri).hang("get", name_prefix=LOG) for uri in reader.sources]
@@ -67,7 +65,7 @@ def test_no_more_logs_are_read_at_once_than_may(cluster, opened, clock, how):
 
 
 def test_refreshes_are_counted_to_their_lookup(cluster, clock):
-    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         first = reader.query("t", "k", max_count=1000)
         assert [report for report in first.explain.files if report.file == "log"] == []
         cluster.add(cluster.uris[1], rows(61, 0), items=7)
@@ -86,7 +84,7 @@ def test_refreshes_are_counted_to_their_lookup(cluster, clock):
 
 
 def test_a_refresh_that_a_budget_cuts_short_is_tried_once_a_lookup(cluster, clock, monkeypatch):
-    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         clock.advance(11)
         tried = []
         read = IndexView._read
@@ -119,7 +117,7 @@ def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster,
 
 
 def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, opened, clock):
-    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         hurt = cluster.uris[1]
         record = f"log/{reader._views[1].log_state.number + 1:020}"
         for uri in cluster.uris:
@@ -139,7 +137,7 @@ def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, open
 
 
 def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, clock):
-    with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         before = cluster.expected()
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
         for uri in cluster.uris:
@@ -152,10 +150,7 @@ def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, 
             if hang.entered.wait(timeout_s):
                 break
         assert hang.entered.is_set()
-        end_s = time.monotonic() + 30
-        while sum(not view._refresh.done() for view in reader._views) > 1:
-            assert time.monotonic() < end_s
-            time.sleep(0.001)
+        until(lambda: sum(not view._refresh.done() for view in reader._views) == 1)
         answer = reader.query("t", "k", max_count=1000, timeout_s=300)
         assert answer.status == "complete"
         # as of where each stands

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tests.support.cold_index import Recorder
+from tests.support.pages import asking
 from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded
@@ -18,9 +19,8 @@ SEVERAL = 3
 def test_bounds_are_of_all_sources_together(cluster, opened, many):
     asked = Lookup(topic="t", key="k", max_count=1000)
     everything = cluster.expected()
-    entries = {
-        (e.second * 1000, e.offset, e.queue_id, e.extra["source"]) for e in cluster.model().entries if e.key == "k"
-    }
+    keyed = [e for e in cluster.model().entries if e.key == "k"]
+    entries = {(e.second * 1000, e.offset, e.queue_id, e.extra["source"]) for e in keyed}
     whole = None
     for limit in range(40):
         with cluster.reader() as reader:
@@ -40,9 +40,7 @@ def test_bounds_are_of_all_sources_together(cluster, opened, many):
                 break
             assert made == limit
             with pytest.raises(BudgetExceeded) as caught:
-                reader.query_many([asked], max_requests=0) if many else reader.query(
-                    "t", "k", max_count=1000, max_requests=0
-                )
+                asking(reader, "t", "k", many=many)(max_requests=0)
             assert caught.value.failed
         opened.clear()
     assert whole == 2 * sum(len(IndexReader.open(uri).files()) for uri in cluster.uris)  # a directory and a range each
@@ -68,18 +66,12 @@ def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
         needed = reader.cache_use()["directories"].size_bytes
         files = len(reader.files())
         assert reader.cache_use()["directories"].entries == files > SEVERAL
-    with cluster.reader(
-        cluster.uris if given == "list" else prefix, directory_cache_bytes=needed, block_cache_bytes=0
-    ) as reader:
+    uris = cluster.uris if given == "list" else prefix
+    with cluster.reader(uris, directory_cache_bytes=needed, block_cache_bytes=0) as reader:
         assert reader.query("t", "k", max_count=1000).explain.requests == 2 * files
         assert reader.query("t", "k", max_count=1000).explain.requests == files
-        use = reader.cache_use()
-    assert (use["directories"].entries, use["directories"].size_bytes, use["directories"].max_bytes) == (
-        files,
-        needed,
-        needed,
-    )
-    assert use["directories"].evictions == 0
+        use = reader.cache_use()["directories"]
+    assert (use.entries, use.size_bytes, use.max_bytes, use.evictions) == (files, needed, needed, 0)
 
 
 def test_the_use_of_the_caches_is_told_once(cluster):
@@ -138,13 +130,8 @@ def test_one_bound_of_ranges_that_travel_over_all(tmp_path, prefix):
     for number in range(SEVERAL):
         messages = [("t", 0, f"k{n}", n, 10, BASE_MS + n) for n in range(5000)]
         made.add(f"{prefix}/{number}", messages, PrefixedStorage(storage, str(number)))
-    how = {
-        "query_threads": 2,
-        "block_cache_bytes": 0,
-        "coalesce_gap_bytes": 0,
-        "filter_after_probes": 10**6,
-        "refresh_interval_s": 10**6,
-    }
+    how = {"query_threads": 2, "block_cache_bytes": 0, "coalesce_gap_bytes": 0}
+    how |= {"filter_after_probes": 10**6, "refresh_interval_s": 10**6}
     too_many, two = threading.Event(), threading.Barrier(2)
 
     def gate(read):

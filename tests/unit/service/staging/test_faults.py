@@ -11,26 +11,22 @@ from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 
-WRITER_CALLS = [
-    ("put", "staging/", 1),
-    ("put", "staging/", 2),
-    ("head", "staging/", 1),
-    ("get", "log/", 1),
-    ("get", "log/", 2),
-    ("get", "log/", 3),
-    ("head", "data/", 1),
-    ("list", "staging/", 1),
-    ("list_uploads", "staging/", 1),
-    ("get_range", "data/", 1),
-    ("put_if_absent", "log/", 1),
-    ("delete", "staging/", 1),
-    ("delete", "staging/", 2),
-]
+# how many calls of each operation, by what they are about
+WRITER_CALLS = {
+    "staging/": {"put": 2, "head": 1, "list": 1, "list_uploads": 1, "delete": 2},
+    "log/": {"get": 3, "put_if_absent": 1},
+    "data/": {"head": 1, "get_range": 1},
+}
+
+
+def calls(counts):
+    """Return (operation, prefix, number) of each call."""
+    return [(one, prefix, n + 1) for prefix, some in counts.items() for one, most in some.items() for n in range(most)]
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable, SimulatedCrash], ids=["fails", "crash"])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("operation", "prefix", "nth"), WRITER_CALLS)
+@pytest.mark.parametrize(("operation", "prefix", "nth"), calls(WRITER_CALLS))
 def test_the_storage_fails_once_at_any_call_of_the_writer(
     open_spark, faulty, storage, clock, operation, prefix, nth, when, error
 ):
@@ -72,21 +68,16 @@ def test_the_storage_fails_once_at_any_call_of_the_writer(
     assert not staged(storage)
 
 
-JOB_CALLS = [
-    ("list", "staging/", 1),
-    ("get", "staging/", 1),
-    ("get_range", "staging/", 1),
-    ("get_range", "staging/", 3),
-    ("put", "data/", 1),
-    ("head", "data/", 1),
-    ("head", "data/", 2),
-    ("put_if_absent", "log/", 1),
-]
+JOB_CALLS = {
+    "staging/": {"list": 1, "get": 1, "get_range": 3},
+    "data/": {"put": 1, "head": 2},
+    "log/": {"put_if_absent": 1},
+}
 OF_ONE_FILE = {("get_range", "staging/"), ("put", "data/"), ("head", "data/")}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("operation", "prefix", "nth"), JOB_CALLS)
+@pytest.mark.parametrize(("operation", "prefix", "nth"), calls(JOB_CALLS))
 def test_the_storage_fails_once_at_any_call_of_a_job(open_spark, faulty, storage, clock, operation, prefix, nth, when):
     index = open_spark()
     fill(index, 1)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.rounds import compact_only
 from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
@@ -14,14 +15,6 @@ def overdue(open_spark, clock, **settings):
     index.run_lifecycle()
     clock.advance(601)
     return index
-
-
-def compacts_only(index, faulty):
-    """Let the host compact its file, of which nothing gets into the storage."""
-    faulty.fail("put", name_prefix="data/")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    assert places(index) == ["compacted"]
 
 
 def test_two_jobs_publish_a_file_once(stage, storage, clock):
@@ -52,7 +45,7 @@ def test_a_compaction_that_took_too_long_is_not_published(stage, storage, clock)
 
 def test_a_job_that_is_first_wins_over_the_hosts_upload(open_spark, faulty, storage, clock):
     index = overdue(open_spark, clock)
-    compacts_only(index, faulty)
+    compact_only(index, faulty)
     Job(storage, clock).run()
     index.run_lifecycle()
     assert places(index) == ["uploaded"] and found(index) == [1]
@@ -101,7 +94,7 @@ def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spar
     late = Job(storage, clock).look().compact()
     if when == "compacted":
         clock.advance(601)
-        compacts_only(index, faulty)
+        compact_only(index, faulty)
     Job(storage, clock).run()
     assert merge_all(storage, clock).sources == 1
     assert late.publish() == set() and late.reasons == ["was published and merged meanwhile"]

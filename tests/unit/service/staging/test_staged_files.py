@@ -2,11 +2,16 @@
 Without Spark here.
 """
 
+from collections import Counter
+
 import pytest
 
-from tests.support.staging import Job, T, fill, found, holds, names_below, places, staged
-from tiered_index import IndexConfig, IndexReader
-from tiered_index.errors import BackPressure, ConfigError
+from tests.support.batches import batch
+from tests.support.staging import Job, T, fill, found, holds, merge_all, names_below, places, staged
+from tiered_index import IndexReader
+from tiered_index.errors import BackPressure
+from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.memory import MemoryStorage
 
 
 def test_a_file_is_staged_compacted_elsewhere_and_adopted(open_spark, storage, clock, tmp_path):
@@ -40,16 +45,8 @@ def test_a_job_makes_the_bytes_that_the_writer_would_make(open_spark, storage, c
     index = open_spark(preset=preset, items=200)
     fill(index, 1)
     for offset in range(2, 40):
-        index.put(
-            f"t{offset % 3}",
-            offset % 5,
-            ["a", f"k{offset}"],
-            offset,
-            7,
-            T + offset * 700,
-            source="log",
-            source_position=offset,
-        )
+        message = (f"t{offset % 3}", offset % 5, ["a", f"k{offset}"], offset, 7, T + offset * 700)
+        index.put(*message, source="log", source_position=offset)
         if offset % 7 == 0:
             index.flush()
     index.seal()
@@ -150,8 +147,109 @@ def test_a_bound_on_the_disk_pushes_back_until_jobs_make_room(open_spark, storag
     assert 500 in found(index)
 
 
-def test_settings_that_can_not_be():
-    with pytest.raises(ConfigError, match="compaction"):
-        IndexConfig(compaction="elsewhere")
-    with pytest.raises(ConfigError, match="compact_timeout_s"):
-        IndexConfig(compact_timeout_s=0)
+def test_positions_never_run_ahead_of_an_older_file(open_spark, storage, clock, tmp_path):
+    index = open_spark()
+    fill(index, 1)
+    fill(index, 2)
+    fill(index, 3)
+    index.run_lifecycle()
+    first, second, third = (handle.file_id for handle in index.files())
+    Job(storage, clock).look().compact(third).publish()
+    index.run_lifecycle()
+    # the last file alone says position 3: its local copy stays, though the storage has it
+    assert index.log_state.positions == {}
+    assert [handle.place for handle in index.files()] == ["unsealed"] * 3
+    Job(storage, clock).look().compact(first).publish()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"log": 1}
+    assert [handle.place for handle in index.files()] == ["storage", "unsealed", "unsealed"]
+    index.abandon()
+    index = open_spark()
+    assert index.durable_position("log") == 3
+    index.run_lifecycle()
+    Job(storage, clock).look().compact(second).publish()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"log": 3}
+    assert [handle.place for handle in index.files()] == ["storage"] * 3
+    assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*"))
+    holds(storage, clock, 1, 2, 3)
+
+
+def test_positions_wait_for_quarantine(open_spark, storage, clock):
+    index = open_spark()
+    fill(index, 1, seal=False)
+    index.put("t", 0, "k0", 9, 1, 5_000, source="log", source_position=9)
+    index.seal()
+    index.run_lifecycle()
+    main = next(handle.file_id for handle in index.files() if handle.lane == "main")
+    Job(storage, clock).look().compact(main).publish()
+    index.run_lifecycle()
+    assert index.log_state.positions == {}
+    Job(storage, clock).run()
+    index.run_lifecycle()
+    assert index.log_state.positions == {"log": 9}
+    holds(storage, clock, 1, 9)
+
+
+class Told(WrapperStorage):
+    """Counts requests for staged and published objects, by operation and folder."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.counts = Counter()
+
+    def _around(self, call, act):
+        if call.operation not in ("list", "list_uploads") and call.name.startswith(("staging/", "data/")):
+            self.counts[call.operation] += call.requests
+        return act()
+
+
+def test_what_a_small_file_costs_beyond_the_local_path(open_spark, clock):
+    """The figures of docs/spark-cluster.md."""
+
+    def spent(folder, mode):
+        told = Told(MemoryStorage(clock=clock))
+        index = open_spark(folder, storage_backend=told, compaction=mode)
+        fill(index, 1, 2, 3)
+        index.run_lifecycle()
+        if mode == "spark":
+            Job(told, clock).run()
+        index.run_lifecycle()
+        counts = Counter(told.counts)
+        assert len(index.log_state.files) == 1 and found(index) == [1, 2, 3]
+        return counts
+
+    local = spent("local", "local")
+    assert local == {"put": 1, "head": 1}
+    more = spent("spark", "spark") - local
+    assert more["put"] == 2 and more["head"] == 2 and more["delete"] == 2
+    assert more["get"] == 1 and more["get_range"] + more["get_suffix"] == 3
+    assert set(more) <= {"put", "head", "delete", "get", "get_range", "get_suffix"}
+
+
+def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage, clock):
+    index = open_spark(local_keep_s=0)
+    for start in (0, 10, 20):
+        fill(index, *range(start, start + 5))
+    index.run_lifecycle()
+    before = index.log_state.number
+    assert len(Job(storage, clock).run()) == 3
+    assert index.run_lifecycle().adopted == 3
+    assert index.log_state.number == before + 2, "the job's record, and one of positions"
+    assert index.log_state.positions == {"log": 24}
+    merge_all(storage, clock)
+    index.run_lifecycle()
+    holds(storage, clock, *(start + step for start in (0, 10, 20) for step in range(5)))
+
+
+def test_staging_goes_in_parts(open_spark, faulty, storage, clock):
+    index = open_spark(items=300_000, upload_part_bytes=5 << 20)
+    count = 300_000 - 1
+    index.put_batch(batch(count, key=[f"k{n % 1000}" for n in range(count)], timestamp_ms=T))
+    index.seal()
+    index.run_lifecycle()
+    assert faulty.calls("begin_upload") == 1 and faulty.calls("upload_part") == 2
+    assert not list(storage.list_uploads())
+    assert len(Job(storage, clock).run()) == 1
+    index.run_lifecycle()
+    assert len(index.query("t", "k7", max_count=1000)) == 300
