@@ -5,10 +5,12 @@ go.
 import random
 import sys
 import threading
-import time
 
 import pytest
 
+from tests.support.batches import batch
+from tests.support.hanging import until
+from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, kernels
 from tiered_index.errors import BackPressure
 from tiered_index.service.answers.batch import LookupBatch
@@ -48,8 +50,7 @@ def test_wild_clocks_go_to_quarantine_and_are_found(index, clock):
         assert [(i.timestamp_ms // 1000, i.offset) for i in index.query("t", "k")] == expected
         assert [i.offset for i in index.query("t", "k", 0, 1000)] == [4, 3]
         assert index.durable_position("s") == 8
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     assert index.log_state.positions == {"s": 8}
 
 
@@ -61,8 +62,7 @@ def test_seconds_too_far_apart_for_one_file_take_several(open_index):
     for _ in range(3):
         assert sorted((i.offset, i.timestamp_ms) for i in index.query("t", "k")) == list(enumerate(times))
         index.flush()
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
 
 
 def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
@@ -86,8 +86,7 @@ def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
         assert len(index.query("t", "k", T - 900_000, T + 600_000)) == 4
         assert len(index.query("t", "k", T + 900_001 + 1000)) == 0
         assert {handle.place for handle in index.files()} == {state}
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
 
 
 def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
@@ -107,8 +106,7 @@ def test_local_copies_go_by_age_or_by_bytes_oldest_first(open_index, clock):
     index = open_index(local_keep_s=100, local_keep_bytes=1500)  # one file has some 1,100 bytes
     for offset in range(3):
         index.put("t", 0, "k", offset, 1, T + offset)
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
     places = [h.place for h in index.files()]
     assert places == ["storage", "storage", "uploaded"]
     clock.advance(100)
@@ -134,7 +132,7 @@ def test_positions_survive_every_file(open_index, storage):
     index.abandon()
     index = open_index("root", local_keep_s=0)
     assert index.durable_positions() == {"wild": 7, "fine": 8}
-    index.put_batch({n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}, "empty", 9)
+    index.put_batch(batch(0), "empty", 9)
     index.flush()
     index.abandon()
     assert open_index("root").durable_positions() == {"wild": 7, "fine": 8, "empty": 9}
@@ -156,8 +154,7 @@ def test_the_logs_positions_never_run_ahead_of_entries_in_quarantine(open_index)
         index.run_lifecycle()  # the first main file is full and goes; the quarantine file is still taking entries
         assert [o.lane for o in index.log_state.objects.values()] == ["main"]
         assert index.log_state.positions == {}
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
         assert index.log_state.positions == {"s": last}
 
 
@@ -172,16 +169,14 @@ def test_a_local_copy_stays_while_it_alone_says_a_position(open_index):
     index.abandon()
     index = open_index("root", items=4, local_keep_s=0)
     assert index.durable_position("s") == 3
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     assert index.log_state.positions == {"s": 3}
     assert {h.place for h in index.files()} == {"storage"}
 
 
 @pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
-def test_the_logs_positions_never_run_ahead_of_main_entries(open_index, times):
+def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
     """A quarantine file that goes first says nothing of the main file's entries, put before or in between."""
-    index = open_index("root")
     for offset, timestamp_ms in enumerate(times, 1):
         index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
         index.flush()
@@ -190,13 +185,10 @@ def test_the_logs_positions_never_run_ahead_of_main_entries(open_index, times):
     index.run_lifecycle()
     assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
     assert index.log_state.positions == {}
-    index.seal()
-    index.run_lifecycle()
-    index.run_lifecycle()
+    upload(index, rounds=2)
     assert index.log_state.positions["s"] >= 1
     index.put("t", 0, "k", 9, 1, T)
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     assert index.log_state.positions == {"s": len(times)}
 
 
@@ -364,8 +356,7 @@ def test_a_worker_outlives_errors_and_shows_them():
 
     worker = Worker("test", work, 1e-4)
     worker.start()
-    while len(calls) < 4:
-        time.sleep(1e-3)
+    until(lambda: len(calls) >= 4)
     worker.stop()
     worker.stop()
     assert worker.error is None
@@ -385,7 +376,7 @@ def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
     them over.
     """
     index = open_index("root", max_early_s=1e12)
-    index.put_batch({n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}, "s", 9)
+    index.put_batch(batch(0), "s", 9)
     index.flush()
     index.put("t", 0, "k", 1, 1, 253_402_300_799_000)
     index.flush()
@@ -394,8 +385,7 @@ def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
     assert open_index("root").durable_positions() == {"s": 9}
 
 
-def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(open_index, monkeypatch):
-    index = open_index()
+def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(index, monkeypatch):
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
     # the compiled core goes through no table of topics
@@ -404,7 +394,7 @@ def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(open_index
     class Places(dict[str, int]):
         """Topics of a batch, of which each look finds that the writer has meanwhile flushed one more topic."""
 
-        def __contains__(self, topic: object) -> bool:
+        def __contains__(self, topic):
             index.put(f"new {len(index.topics())}", 0, "k", 1, 1, T)
             index.flush()
             return super().__contains__(topic)

@@ -15,27 +15,25 @@ from tiered_index.format.names import log_name
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.files import window_table
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, digest_of
 from tiered_index.service.log.state import LogState
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
 CARRIED = ("files", "tables", "newest_ms")
 
 
-def begun() -> LogState:
+def begun():
     genesis = IndexDescriptor("0" * 32, LAYOUT, "x")
     return LogState().apply(LogRecord(1, "create", 0, "a", 0, genesis=genesis, digest=digest_of(b"1")), "log/1")
 
 
-def after(
-    state: LogState, add: tuple[StoredObject, ...] = (), remove: tuple[str, ...] = (), history: str = ""
-) -> LogState:
+def after(state, add=(), remove=(), history=""):
     number = state.number + 1
     record = LogRecord(number, "publish", 0, "a", 0, add, remove, digest=digest_of(f"{history}{number}".encode()))
     return state.apply(record, f"log/{number}")
 
 
-def look(state: LogState) -> None:
+def look(state):
     for name in CARRIED:
         getattr(state, name)
 
@@ -91,7 +89,7 @@ def test_a_refresh_looks_at_changed_files_alone(tmp_path, monkeypatch):
     log = StorageLog(made.inner, SystemClock())
     with made.reader() as reader:
         assert len(reader.query("t", "all", max_count=100).items) == 12
-        looked: list[str] = []
+        looked = []
         get = Catalog.get
         monkeypatch.setattr(Catalog, "get", lambda catalog, file: looked.append(file) or get(catalog, file))
         epoch = log.open().epoch

@@ -1,19 +1,28 @@
-"""Settings: where they come from, which source wins, and that nothing unknown passes."""
+"""Settings: where they come from, which source wins, that nothing unknown passes, and one rule for all numbers: finite,
+within a bound that the error names, and usable up to it.
+"""
 
+from __future__ import annotations
+
+import math
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import MISSING, FrozenInstanceError, fields
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from tests.support.cases import each
 from tests.support.settings_stub import STUB, stub
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
+from tiered_index.config import TABLES
 from tiered_index.errors import ConfigError, TieredIndexError
+from tiered_index.retention import Retention
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.s3.options import S3Options
 
 
 @pytest.fixture
@@ -43,38 +52,11 @@ def test_nested_settings_merge_key_by_key(toml, monkeypatch):
     assert (config.s3.region, config.s3.max_attempts, config.s3.profile) == ("environment", 9, "argument")
 
 
-def test_a_file_in_the_right_form_is_needed(toml, tmp_path):
-    with pytest.raises(ConfigError):
-        IndexConfig.load(tmp_path / "none.toml")
-    with pytest.raises(ConfigError):
-        IndexConfig.load(toml("slots = "))
-    with pytest.raises(ConfigError):
-        IndexConfig.load(tmp_path)
-
-
-def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
-    with pytest.raises(ConfigError, match="sluts"):
-        IndexConfig.load(toml("sluts = 1"))
-    with pytest.raises(ConfigError, match="bogus"):
-        IndexConfig.load(toml("[s3]\nbogus = 1"))
-    with pytest.raises(ConfigError, match="sluts"):
-        IndexConfig.load(sluts=1)
-    monkeypatch.setenv("TIERED_INDEX_SLUTS", "1")
-    with pytest.raises(ConfigError, match="SLUTS"):
-        IndexConfig.load()
-    monkeypatch.delenv("TIERED_INDEX_SLUTS")
-    monkeypatch.setenv("TIERED_INDEX_S3__BOGUS", "1")
-    with pytest.raises(ConfigError, match=r"(?i)bogus"):
-        IndexConfig.load()
-
-
 @pytest.mark.parametrize(
     "setting",
     [
-        *each(
-            slots=[0], items=[1], root=[""], storage=[""], cache_dir=[""], buffer_max_entries=[0], offset_space=["x"]
-        ),
-        *each(local_keep_s=[-1], lease_ttl_s=[0], flush_interval_s=[-1, float("nan")]),
+        *each(slots=[0], items=[1], root=[""], storage=["", True], cache_dir=[""], buffer_max_entries=[0]),
+        *each(lease_ttl_s=[0], offset_space=["x"], compaction=["elsewhere"], compact_timeout_s=[0]),
     ],
     ids=repr,
 )
@@ -93,6 +75,7 @@ def test_a_wrong_value_is_named(setting):
         ({"slots": "many"}, "setting slots must be a whole number"),
         ({"slots": 1.5}, "setting slots must be a whole number"),
         ({"seal_after_s": "soon"}, "setting seal_after_s must be a number"),
+        ({"slots": True}, "setting slots: must not be true"),
         ({"background": 7}, "setting background must be true or false"),
         ({"storage": 7}, "setting storage must be text"),
         ({"root": 7}, "setting root must be a path"),
@@ -113,18 +96,11 @@ def test_an_error_says_what_is_wrong_in_plain_words(setting, message):
     assert str(caught.value) == message
 
 
-def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
-    file = toml("slotz = 1")
-    with pytest.raises(ConfigError, match="unknown setting 'slotz'; did you mean 'slots'") as caught:
-        IndexConfig.load(file)
-    assert str(caught.value).startswith(str(file))
+def test_all_that_is_wrong_is_named(toml):
     with pytest.raises(ConfigError) as caught:
         IndexConfig.load(toml('ROOTT = 1\nitems = "x"\nslotz = 3'))
     for part in ("'ROOTT'; did you mean 'root'?", "'slotz'; did you mean 'slots'?", "items must be a whole number"):
         assert part in str(caught.value)
-    monkeypatch.setenv("TIERED_INDEX_ITEMZ", "1")
-    with pytest.raises(ConfigError, match="TIERED_INDEX_ITEMZ: unknown setting 'itemz'; did you mean 'items'"):
-        IndexConfig.load()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +108,7 @@ def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
     [
         ('slots = "x"', "{file}: setting slots must be a whole number"),
         ("[s3]\nmax_attempts = -5", "{file}: setting s3.max_attempts must be positive, not -5"),
+        ("[s3]\nregoin = 1", "{file}: unknown setting 's3.regoin'; did you mean 's3.region'?"),
         ("slots = \n", "{file} is not TOML: Invalid value (at line 1, column 9)"),
         (None, "{file} can't be read: No such file or directory"),
     ],
@@ -143,15 +120,19 @@ def test_a_wrong_value_of_a_file_is_named_with_the_file(text, message, tmp_path)
     with pytest.raises(ConfigError) as caught:
         IndexConfig.load(file, items=10, s3={"region": "here"})
     assert str(caught.value) == message.format(file=file)
+    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
+        IndexConfig.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
         ("SLOTS", "x", ": setting slots must be a whole number"),
+        ("ITEMZ", "1", ": unknown setting 'itemz'; did you mean 'items'?"),
         ("slots__x", "1", ": unknown setting 'slots.x'; did you mean 'slots'?"),
         ("S3", "x", " must be a table of settings, as JSON"),
         ("S3", '{"regon": 1}', ": unknown setting 's3.regon'; did you mean 's3.region'?"),
+        ("S3__REGOIN", "x", ": unknown setting 's3.regoin'; did you mean 's3.region'?"),
         ("S3__BACKOFF_S", "-1", ": setting s3.backoff_s must not be negative, not -1.0"),
     ],
 )
@@ -218,28 +199,19 @@ def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_pat
         config.slots = 5
 
 
-@pytest.mark.parametrize("wrong", [-1, "x", None, True, 1.5, "-3"])
+@pytest.mark.parametrize("wrong", [-1, "x", "Price", None, True, 1.5, float("inf"), float("nan"), "-3"])
 def test_a_gap_is_a_number_of_bytes_or_price(wrong):
-    assert [IndexConfig(coalesce_gap_bytes=gap).coalesce_gap_bytes for gap in (0, "7", "price")] == [0, 7, "price"]
-    with pytest.raises(ConfigError, match="coalesce_gap_bytes"):
+    for gap, kept in ((0, 0), ("7", 7), (2**53 + 1, 2**53 + 1), ("price", "price")):
+        assert IndexConfig(coalesce_gap_bytes=gap).coalesce_gap_bytes == kept
+    with pytest.raises(ConfigError, match=r"coalesce_gap_bytes: must (be a whole number of bytes|not be true)"):
         IndexConfig(coalesce_gap_bytes=wrong)
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"retention": {"age_s": True}},
-        {"retention": {"max_bytes": True}},
-        {"retention": {"topics": {"audit": True}}},
-        {"s3": {"max_attempts": True}},
-        {"prices": {"egress_per_gib_usd": False}},
-    ],
-)
-def test_true_is_no_number_in_a_table(table):
-    (name, inner), *_ = table.items()
-    with pytest.raises(ConfigError, match=f"{name}.{next(iter(inner))}"):
-        IndexConfig(**table)
+def test_true_is_no_age_of_a_topic():
+    with pytest.raises(ConfigError, match=r"retention\.topics"):
+        IndexConfig(retention={"topics": {"audit": True}})
     assert not IndexConfig(s3={"lean_gets": False}).s3.lean_gets
+    assert IndexConfig(background=False).background is False
 
 
 def test_a_file_may_not_have_names_of_arguments(toml):
@@ -247,31 +219,18 @@ def test_a_file_may_not_have_names_of_arguments(toml):
         IndexConfig.load(toml("environment = false\nself = 1"))
 
 
-@pytest.mark.parametrize("name", ["slots", "seal_after_s", "max_late_s", "storage"])
-def test_true_is_no_number(name):
-    with pytest.raises(ConfigError, match=f"{name}: must not be true"):
-        IndexConfig.load(**{name: True})
-    assert IndexConfig.load(background=False).background is False
-
-
 # as Kubernetes sets them for the Services tiered-index and tiered-index-reader
-LINKS = {
-    "TIERED_INDEX_SERVICE_HOST": "10.0.0.1",
-    "TIERED_INDEX_SERVICE_PORT": "8080",
-    "TIERED_INDEX_SERVICE_PORT_HTTP": "8080",
-    "TIERED_INDEX_PORT": "tcp://10.0.0.1:8080",
-    "TIERED_INDEX_PORT_8080_TCP": "tcp://10.0.0.1:8080",
-    "TIERED_INDEX_PORT_8080_TCP_PROTO": "tcp",
-    "TIERED_INDEX_PORT_8080_TCP_PORT": "8080",
-    "TIERED_INDEX_PORT_8080_TCP_ADDR": "10.0.0.1",
-    "TIERED_INDEX_READER_SERVICE_HOST": "10.0.0.2",
-    "TIERED_INDEX_READER_PORT_9876_TCP_ADDR": "10.0.0.2",
-}
+LINKS = """
+TIERED_INDEX_SERVICE_HOST=10.0.0.1 TIERED_INDEX_SERVICE_PORT=8080 TIERED_INDEX_SERVICE_PORT_HTTP=8080
+TIERED_INDEX_PORT=tcp://10.0.0.1:8080 TIERED_INDEX_PORT_8080_TCP=tcp://10.0.0.1:8080
+TIERED_INDEX_PORT_8080_TCP_PROTO=tcp TIERED_INDEX_PORT_8080_TCP_PORT=8080 TIERED_INDEX_PORT_8080_TCP_ADDR=10.0.0.1
+TIERED_INDEX_READER_SERVICE_HOST=10.0.0.2 TIERED_INDEX_READER_PORT_9876_TCP_ADDR=10.0.0.2
+"""
 
 
 def test_variables_that_kubernetes_makes_of_services_are_passed_over(monkeypatch):
-    for name, value in LINKS.items():
-        monkeypatch.setenv(name, value)
+    for link in LINKS.split():
+        monkeypatch.setenv(*link.split("="))
     assert IndexConfig.load(slots=3).slots == 3
     for near in ("TIERED_INDEX_SERVICE_HOSTS", "TIERED_INDEX_PORTS", "TIERED_INDEX_PORT_8080", "TIERED_INDEX_SLUTS"):
         monkeypatch.setenv(near, "1")
@@ -306,27 +265,21 @@ def test_an_empty_variable_is_not_set(toml, monkeypatch):
     assert IndexConfig().root is None
 
 
-@pytest.mark.parametrize(
-    ("call", "meant"),
-    [
-        (lambda root, uri: IndexService.open(root), "root="),
-        (lambda root, uri: IndexService.open(Path(root)), "root="),
-        (lambda root, uri: IndexService(root), "root="),
-        (lambda root, uri: IndexService.open(uri), "storage="),
-        (lambda root, uri: IndexService.open(MemoryStorage()), "did you mean storage_backend="),
-        (lambda root, uri: IndexReader.open(root), "is the root of an index: give it as root="),
-        (lambda root, uri: IndexReader.open(Path(root)), "is the root of an index: give it as root="),
-        (lambda root, uri: IndexReader.open(IndexConfig()), "did you mean config="),
-        (lambda root, uri: IndexReader.open(MemoryStorage()), "did you mean storage_backend="),
-        (lambda root, uri: IndexReader(root), "root="),
-        (lambda root, uri: merge(open_storage(uri)), "file://"),
-    ],
-)
-def test_what_is_given_by_position_by_mistake_is_told(call, meant, tmp_path):
+def test_what_is_given_by_position_by_mistake_is_told(tmp_path):
     root, uri = str(tmp_path / "root"), f"file://{tmp_path}/storage"
     IndexService.open(root=root, storage=uri, slots=7, items=12).close()
-    with pytest.raises(ConfigError, match=meant):
-        call(root, uri)
+    is_root = "is the root of an index: give it as root="
+    for call, given, meant in (
+        *((call, given, "root=") for call in (IndexService.open, IndexService) for given in (root, Path(root))),
+        *((IndexReader.open, given, is_root) for given in (root, Path(root))),
+        *((call, MemoryStorage(), "did you mean storage_backend=") for call in (IndexService.open, IndexReader.open)),
+        (IndexService.open, uri, "storage="),
+        (IndexReader.open, IndexConfig(), "did you mean config="),
+        (IndexReader, root, "root="),
+        (merge, open_storage(uri), "file://"),
+    ):
+        with pytest.raises(ConfigError, match=meant):
+            call(given)
 
 
 @pytest.mark.parametrize("raised", [True, False])
@@ -338,3 +291,106 @@ def test_the_limit_of_open_files_is_left_alone_where_a_setting_says_so(raised, t
     with IndexService.open(slots=7, items=12, **given), IndexReader.open(**given):
         pass
     assert limits == ([(32, 32)] * 2 if raised else [])
+
+
+NOW_MS = 1_700_000_000_000
+KINDS = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
+PATHS = [(each.name,) for each in fields(IndexConfig) if each.name not in TABLES]
+PATHS += [(table, name) for table, names in TABLES.items() for name in names]
+VALUES = [math.nan, math.inf, -math.inf, 1e300, 10**30, -1, True, "", None]
+# the greatest values; an index of so many slots or items is not for a test
+PAUSES = "flush_interval_s compact_timeout_s lease_ttl_s lifecycle_interval_s refresh_interval_s"
+SIZES = "buffer_max disk_max local_keep coalesce_gap block_cache directory_cache cache_max"
+GREATEST = {
+    **dict.fromkeys(PAUSES.split(), 1e9),
+    **dict.fromkeys(("seal_after_s", "local_keep_s", "max_late_s", "max_early_s"), 1e12),
+    **dict.fromkeys([f"{name}_bytes" for name in SIZES.split()], 10**18),
+    **dict.fromkeys(("buffer_max_entries", "filter_after_probes", "checkpoint_every"), 10**18),
+    "upload_part_bytes": 5 << 30,
+    "query_threads": 256,
+}
+GREATEST_IN_TABLES = {
+    "s3": {
+        **dict.fromkeys(("connect_timeout_s", "read_timeout_s", "backoff_s"), 86_400),
+        **dict.fromkeys(("max_attempts", "transfer_attempts"), 1_000),
+        "max_pool_connections": 10_000,
+    },
+    "prices": {name: 10**9 for name in TABLES["prices"] if name != "as_of"},
+    "retention": {"max_bytes": 10**18},
+}
+# ages in tables have units
+GREATEST_AGES = dict.fromkeys(("age_s", "segments_age_s", "grace_s"), 253402300799)
+
+
+def kind_of(path):
+    hints = get_type_hints(KINDS[path[0]] if path[1:] else IndexConfig)
+    return hints[path[-1]]
+
+
+def works(folder, settings):
+    """Open a writer with its threads, and a reader: an entry is flushed, sealed and found by both."""
+    storage = MemoryStorage()
+    given = {"environment": False, "root": folder, "slots": 7, "items": 12, **settings}
+    given.pop("storage", None)
+    with IndexService.open(IndexConfig(**given), storage_backend=storage) as service:
+        service.put("t", 0, "k", 1, 1, NOW_MS)
+        service.flush()
+        service.seal()
+        service.run_lifecycle()
+        assert [item.offset for item in service.query("t", "k")] == [1]
+        with IndexReader.open(config=service.config.changed(root=None), storage_backend=storage) as reader:
+            assert [item.offset for item in reader.query("t", "k")] == [1]
+    if "s3" in settings:
+        service.config.open_storage("s3://bucket/prefix?region=eu-central-1&endpoint_url=http://127.0.0.1:9").close()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=".".join)
+def test_a_value_is_refused_by_name_or_the_index_works(path, tmp_path):
+    is_number = {int, float} & {kind_of(path), *get_args(kind_of(path))}
+    for number, value in enumerate(VALUES):
+        setting = {path[0]: {path[1]: value} if path[1:] else value}
+        try:
+            IndexConfig(environment=False, **setting)
+            works(tmp_path / str(number), setting)
+        except ConfigError as error:
+            assert path[-1] in str(error), f"{value!r}: {error}"
+        else:
+            is_refused = is_number and value is not None
+            assert not is_refused, f"{value!r} is accepted"
+
+
+def test_the_greatest_numbers_work_together(tmp_path):
+    retention = GREATEST_IN_TABLES["retention"] | {name: f"{age_s}s" for name, age_s in GREATEST_AGES.items()}
+    works(tmp_path, {**GREATEST, **GREATEST_IN_TABLES, "retention": retention})
+
+
+@pytest.mark.parametrize("path", PATHS, ids=".".join)
+def test_every_number_has_a_bound(path):
+    kinds = {kind_of(path), *get_args(kind_of(path))}
+    if not {int, float} & kinds or path in (("slots",), ("items",), ("retention", "topics")):
+        return  # no number; bounded by the size of a file; ages by topic, which are in `test_retention`
+    above: Any
+    if path[-1] in GREATEST_AGES:
+        above = f"{GREATEST_AGES[path[-1]] + 1}s"
+    else:
+        greatest = GREATEST_IN_TABLES[path[0]][path[1]] if path[1:] else GREATEST[path[0]]
+        above = math.nextafter(greatest, math.inf) if float in kinds else greatest + 1
+    with pytest.raises(ConfigError, match=path[-1]):
+        IndexConfig(environment=False, **{path[0]: {path[1]: above} if path[1:] else above})
+
+
+def test_a_copy_is_checked_as_the_first_one():
+    config = IndexConfig(environment=False, slots=3)
+    assert config.changed(items=9).given == {"slots", "items"}
+    with pytest.raises(ConfigError, match="unknown setting 'slotz'; did you mean 'slots'"):
+        config.changed(slotz=3)
+    with pytest.raises(ConfigError, match="lease_ttl_s"):
+        config.changed(lease_ttl_s=math.inf)
+
+
+@pytest.mark.parametrize("kind", [IndexConfig, *KINDS.values()])
+def test_defaults_have_the_types_that_are_declared(kind):
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        if one.default is not MISSING and hints[one.name] in (int, float, bool, str):
+            assert type(one.default) is hints[one.name], one.name

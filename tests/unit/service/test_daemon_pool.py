@@ -4,7 +4,6 @@ waits once.
 
 import threading
 from concurrent.futures import wait
-from typing import Any
 
 import pytest
 
@@ -17,23 +16,23 @@ NAME = "tested-pool"
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch):
     """A pool that is closed waits for its threads, however busy the machine is."""
     monkeypatch.setattr(pool_module, "_CLOSE_S", 60.0)
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> ThreadLimit:
+def limit(monkeypatch):
     return ThreadLimit(monkeypatch)
 
 
-def threads() -> list[threading.Thread]:
+def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
 
 
-def test_the_first_thread_cant_be_started(limit: ThreadLimit) -> None:
+def test_the_first_thread_cant_be_started(limit):
     pool = DaemonPool(2, NAME)
-    made: list[int] = []
+    made = []
     limit.refuse(NAME)
     with pytest.raises(StorageUnavailable, match="can't start new thread"):
         pool.submit(made.append, 1)
@@ -47,7 +46,7 @@ def test_the_first_thread_cant_be_started(limit: ThreadLimit) -> None:
     assert not threads()
 
 
-def test_no_thread_is_left_behind_a_refused_call(limit: ThreadLimit) -> None:
+def test_no_thread_is_left_behind_a_refused_call(limit):
     pool = DaemonPool(8, NAME)
     limit.refuse(NAME, 3)
     for _ in range(3):
@@ -60,7 +59,7 @@ def test_no_thread_is_left_behind_a_refused_call(limit: ThreadLimit) -> None:
     pool.close()
 
 
-def test_a_further_thread_cant_be_started(limit: ThreadLimit) -> None:
+def test_a_further_thread_cant_be_started(limit):
     pool = DaemonPool(3, NAME)
     hang = threading.Event()
     first = pool.submit(hang.wait, 30)
@@ -77,7 +76,7 @@ def test_a_further_thread_cant_be_started(limit: ThreadLimit) -> None:
     assert not threads()
 
 
-def test_no_thread_is_begun_while_one_is_free_and_none_is_missing() -> None:
+def test_no_thread_is_begun_while_one_is_free_and_none_is_missing():
     pool = DaemonPool(8, NAME)
     for _ in range(50):
         pool.submit(int).result(30)
@@ -90,7 +89,7 @@ def test_no_thread_is_begun_while_one_is_free_and_none_is_missing() -> None:
     pool.close()
 
 
-def test_a_closed_pool_says_so() -> None:
+def test_a_closed_pool_says_so():
     pool = DaemonPool(1, NAME)
     pool.close()
     pool.close()
@@ -98,7 +97,7 @@ def test_a_closed_pool_says_so() -> None:
         pool.submit(int)
 
 
-def test_cancelled_calls_are_counted_off() -> None:
+def test_cancelled_calls_are_counted_off():
     pool = DaemonPool(2, NAME)
     hang = threading.Event()
     hung = [pool.submit(hang.wait, 30) for _ in range(2)]
@@ -112,7 +111,7 @@ def test_cancelled_calls_are_counted_off() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_pools_closed_together_wait_once(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools_closed_together_wait_once(together, monkeypatch):
     waits = JoinClock(monkeypatch)
     hang = threading.Event()
     pools = [DaemonPool(2, NAME) for _ in range(3)]
@@ -133,16 +132,16 @@ def test_pools_closed_together_wait_once(together: bool, monkeypatch: pytest.Mon
 class JoinClock:
     """A clock that moves only by the waits for threads, which end at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.waited_s = 0.0
         clock = self
 
         class Time:
             @staticmethod
-            def monotonic() -> float:
+            def monotonic():
                 return clock.waited_s
 
-        def join(thread: threading.Thread, timeout: float | None = None) -> Any:
+        def join(thread, timeout=None):
             assert timeout is not None and thread.is_alive()
             clock.waited_s += timeout
 

@@ -1,10 +1,7 @@
 """What was erased is in no answer, wherever it lies; its bytes go, nobody else's do, and the certificate is true."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +17,13 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase, names_of_nothing_else
+from tiered_index.service.erasure.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.erasure.find import ScannedObject, find_hidden
 from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
-from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.tombstones import Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -37,22 +33,22 @@ KEYS = ("k", "k2")
 
 
 @pytest.fixture(params=["native", "rocketmq"])
-def life(request: pytest.FixtureRequest, merging: Callable[..., Merging]) -> Merging:
+def life(request, merging):
     return merging(preset=request.param)
 
 
 @pytest.fixture
-def native(merging: Callable[..., Merging]) -> Merging:
+def native(merging):
     return merging()
 
 
 @pytest.fixture
-def stored(tmp_path: Path, merging: Callable[..., Merging]) -> Merging:
+def stored(tmp_path, merging):
     """One whose storage has a URI."""
     return merging(LocalStorage(tmp_path / "storage"))
 
 
-def fill(life: Merging, hours: range = range(12), *, files: int = 4) -> None:
+def fill(life, hours=range(12), *, files=4):
     """Put an entry an hour of two topics and two keys, into files of so many hours."""
     for hour in hours:
         for topic in TOPICS:
@@ -62,7 +58,7 @@ def fill(life: Merging, hours: range = range(12), *, files: int = 4) -> None:
     life.publish()
 
 
-def wipe(life: Merging, topic: str = "orders", *, storage: Storage | None = None, **more: Any) -> Erasure:
+def wipe(life, topic="orders", *, storage=None, **more):
     """Erase, and let the model and the writer know; further arguments are of the request or of `erase`."""
     asked = {name: more.pop(name) for name in ("keys", "queue_id", "before_ms") if name in more}
     request = EraseRequest(topic, **asked)
@@ -74,7 +70,7 @@ def wipe(life: Merging, topic: str = "orders", *, storage: Storage | None = None
     return done
 
 
-ASKED: dict[str, dict[str, Any]] = {
+ASKED = {
     "topic": {"before_ms": BASE_MS + 6 * HOUR_MS},
     "key": {"keys": ("k",)},
     "keys": {"keys": KEYS, "before_ms": BASE_MS + 9 * HOUR_MS},
@@ -153,71 +149,52 @@ def test_a_dry_run_changes_nothing(life):
 
 
 def test_what_comes_later_is_found_and_what_comes_late_is_not(native):
-    life = native
-    fill(life)
-    life.later()
-    wipe(life, keys=("k",))
-    life.put([(BASE_MS, "k"), (life.clock.now_ms(), "k"), (life.clock.now_ms() + 1000, "k")], "orders")
-    life.check(life.index)
-    life.publish()
-    life.check()
-    assert len(life.index.query("orders", "k")) == 1
+    fill(native)
+    native.later()
+    wipe(native, keys=("k",))
+    native.put([(BASE_MS, "k"), (native.clock.now_ms(), "k"), (native.clock.now_ms() + 1000, "k")], "orders")
+    native.check(native.index)
+    native.publish()
+    native.check()
+    assert len(native.index.query("orders", "k")) == 1
 
 
 def test_objects_of_nothing_else_go_by_the_record_itself(native):
-    life = native
     for topic in TOPICS:
-        life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(4)], topic)
-        life.publish()
-    life.later()
-    number = life.state.number
-    done = wipe(life)
-    assert life.state.number == number + 1 and len(life.state.objects) == 1
+        native.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(4)], topic)
+        native.publish()
+    native.later()
+    number = native.state.number
+    done = wipe(native)
+    assert native.state.number == number + 1 and len(native.state.objects) == 1
     assert (done.status, done.remaining, done.pending) == ("hidden", (), done.removed)
     assert any("--grace 0" in step for step in done.to_do)
-    life.check()
+    native.check()
     # its bytes stay for readers at work, and then go
-    assert wipe(life, now=True, grace_s=3600).status == "pending"
-    life.clock.advance(2 * DAY_S)
-    assert wipe(life, now=True, grace_s=7 * DAY_S).pending == done.removed
-    done = wipe(life, now=True, grace_s=3600)
+    assert wipe(native, now=True, grace_s=3600).status == "pending"
+    native.clock.advance(2 * DAY_S)
+    assert wipe(native, now=True, grace_s=7 * DAY_S).pending == done.removed
+    done = wipe(native, now=True, grace_s=3600)
     assert (done.status, done.deleted) == ("erased", 1)
 
 
 def test_giant_slots_and_cursors(native):
-    life = native
     for key in ("hot", "cold"):
-        life.put([(BASE_MS + n * 1000, key) for n in range(3000)], "orders")
-        life.publish()
-    life.later()
-    life.merge(DAY_S)
-    page = life.index.query("orders", "hot", max_count=100)
+        native.put([(BASE_MS + n * 1000, key) for n in range(3000)], "orders")
+        native.publish()
+    native.later()
+    native.merge(DAY_S)
+    page = native.index.query("orders", "hot", max_count=100)
     for queue in (0, 1):
-        wipe(life, queue_id=queue, before_ms=BASE_MS + 2500_000)
-    wipe(life, keys=("hot",), before_ms=BASE_MS + 1000_000)
-    life.check()
-    with life.reader() as reader:
+        wipe(native, queue_id=queue, before_ms=BASE_MS + 2500_000)
+    wipe(native, keys=("hot",), before_ms=BASE_MS + 1000_000)
+    native.check()
+    with native.reader() as reader:
         rest = reader.query("orders", "hot", max_count=10_000, cursor=page.cursor)
         shown = {item.offset for item in page} | {item.offset for item in rest}
-        assert {answer.offset for answer in life.model.query("orders", "hot", max_count=None)} <= shown
-    assert wipe(life, keys=("hot",), now=True, grace_s=0).status == "erased"
-    life.check()
-
-
-def test_several_indexes_each_with_its_own_tombstones(tmp_path):
-    lives = [Merging(tmp_path / name, storage=LocalStorage(tmp_path / name / "storage")) for name in ("a", "b")]
-    try:
-        for life in lives:
-            fill(life, range(4))
-        wipe(lives[0], keys=("k",), before_ms=BASE_MS + 3 * HOUR_MS)
-        wipe(lives[1], queue_id=0, before_ms=BASE_MS + 3 * HOUR_MS)
-        both = sum(len(life.model.query("orders", "k")) for life in lives)
-        with IndexReader.open([life.storage.uri for life in lives], clock=lives[0].clock) as reader:
-            for result in (reader.query("orders", "k"), reader.query_many([("orders", "k")])[0]):
-                assert 0 < len(result) == both < 8
-    finally:
-        for life in lives:
-            life.close()
+        assert {answer.offset for answer in native.model.query("orders", "hot", max_count=None)} <= shown
+    assert wipe(native, keys=("hot",), now=True, grace_s=0).status == "erased"
+    native.check()
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
@@ -257,66 +234,62 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
 
 
 def test_a_merge_that_began_before_the_tombstone_is_followed(native):
-    life = native
-    fill(life, range(4))
-    life.later()
-    stale = life.plan()
-    wipe(life, keys=("k",))
+    fill(native, range(4))
+    native.later()
+    stale = native.plan()
+    wipe(native, keys=("k",))
     for job in stale.jobs:
-        results = [run_task(task, life.storage, life.clock.now_ms()) for task in job.tasks]
-        publish(job, results, life.storage, life.log())
-    life.check()
-    done = wipe(life, keys=("k",), now=True, grace_s=0)
+        results = [run_task(task, native.storage, native.clock.now_ms()) for task in job.tasks]
+        publish(job, results, native.storage, native.log())
+    native.check()
+    done = wipe(native, keys=("k",), now=True, grace_s=0)
     assert (done.status, done.entries_removed) == ("erased", 4)
-    life.check()
+    native.check()
 
 
 def test_the_certificate_tells_what_remains(native, monkeypatch):
-    life = native
-    fill(life, range(4))
-    life.later()
-    hidden = wipe(life, keys=("k",))
+    fill(native, range(4))
+    native.later()
+    hidden = wipe(native, keys=("k",))
     assert (hidden.status, len(hidden.remaining)) == ("hidden", len(hidden.objects))
     assert any("writer" in said for said in hidden.unchecked)
     assert any("caches of readers" in said for said in hidden.unchecked)
     assert not any("noncurrent versions" in said for said in hidden.unchecked)
-    monkeypatch.setattr(life.storage, "uri", "s3://bucket/index")
-    assert any("noncurrent versions" in said for said in wipe(life, keys=("k",)).unchecked)
-    name = next(iter(life.state.objects))
-    life.storage.put(name, bytes(life.state.objects[name].size_bytes))
-    done = wipe(life, keys=("k",), now=True, grace_s=0)
+    monkeypatch.setattr(native.storage, "uri", "s3://bucket/index")
+    assert any("noncurrent versions" in said for said in wipe(native, keys=("k",)).unchecked)
+    name = next(iter(native.state.objects))
+    native.storage.put(name, bytes(native.state.objects[name].size_bytes))
+    done = wipe(native, keys=("k",), now=True, grace_s=0)
     assert done.status == "remains" and name in done.remaining and done.to_do
 
 
 def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(native):
-    life = native
-    fill(life, range(4))
-    record_expiry(life.log(), Retention(topics={"none": HOUR_S}), life.clock)
-    life.later()
-    wipe(life, keys=("k",))
-    state = life.state
+    fill(native, range(4))
+    record_expiry(native.log(), Retention(topics={"none": HOUR_S}), native.clock)
+    native.later()
+    wipe(native, keys=("k",))
+    state = native.state
     assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
-    data = life.storage.get(f"log/{state.number:020d}")
+    data = native.storage.get(f"log/{state.number:020d}")
     assert b"order-" not in data and b'"version":4' in data
     with read_by_earlier_version(2), pytest.raises(UnsupportedVersion, match="newer than this reader"):
-        life.reader()
+        native.reader()
 
 
 def test_an_export_and_the_topics_leave_it_out(native):
-    life = native
-    fill(life, range(4))
-    life.later()
-    wipe(life, keys=("k",))
-    with life.reader() as reader, reader.export() as batches:
+    fill(native, range(4))
+    native.later()
+    wipe(native, keys=("k",))
+    with native.reader() as reader, reader.export() as batches:
         rows = [row for batch in batches for row in batch.to_pylist()]
-    kept = [(e.topic, e.queue_id, e.offset) for e in life.model.entries if not life.model.has_expired(e)]
+    kept = [(e.topic, e.queue_id, e.offset) for e in native.model.entries if not native.model.has_expired(e)]
     assert sorted((row["topic"], row["queue_id"], row["offset"]) for row in rows) == sorted(kept)
-    wipe(life)
-    assert [topic.topic for topic in life.reader().topics().topics] == ["t"]
+    wipe(native)
+    assert [topic.topic for topic in native.reader().topics().topics] == ["t"]
 
 
 def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
-    def stones(*given: Tombstone) -> Expired:
+    def stones(*given):
         return Expired(tombstones=given)
 
     key, later = Tombstone.of("t", 5000, key="k"), Tombstone.of("t", 9000, key="k")
@@ -373,12 +346,11 @@ def test_the_first_and_the_last_of_what_can_be_asked_for(stored):
 
 
 def test_a_table_of_which_one_shard_is_erased_stays(native):
-    life = native
-    life.put([(BASE_MS, "k")], "orders")
-    life.publish()
-    life.later()
-    life.merge(DAY_S)
-    (shard,) = life.state.objects.values()
+    native.put([(BASE_MS, "k")], "orders")
+    native.publish()
+    native.later()
+    native.merge(DAY_S)
+    (shard,) = native.state.objects.values()
     state = LogState(objects={name: replace(shard, name=name) for name in ("a", "b")})
     assert names_of_nothing_else(state, {"a": ScannedObject(hidden=1), "b": ScannedObject()}) == []
     assert names_of_nothing_else(state, {"a": ScannedObject(hidden=1)}) == []

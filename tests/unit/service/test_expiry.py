@@ -1,6 +1,5 @@
 """What has expired is in no answer, whether its bytes are gone or not; what goes is whole, late, and nobody else's."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,33 +7,28 @@ from typer.testing import CliRunner
 
 import tiered_index
 from tests.support.log_records import read_by_earlier_version
-from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable, UnsupportedVersion, WriterFenced
-from tiered_index.format.trailer import Trailer
 from tiered_index.retention import NOTHING, Retention
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.lifecycle.expiry import ExpiryPlan, record_expiry, sweep
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import expire as run_expiry
+from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.local.storage import LocalStorage
 
 TOPICS = ("orders", "debug-x", "t")
 
 
-@pytest.fixture
-def life(merging: Callable[..., Merging]) -> Merging:
-    return merging()
-
-
-def fill(life: Merging, hours: range = range(30), *, files: int = 5) -> None:
+def fill(life, hours=range(30), *, files=5):
     """Put an entry an hour of three topics, into files of so many hours."""
     for hour in hours:
         for topic in TOPICS:
@@ -44,7 +38,7 @@ def fill(life: Merging, hours: range = range(30), *, files: int = 5) -> None:
     life.publish()
 
 
-def expire(life: Merging, rule: Retention, hours: float) -> ExpiryPlan:
+def expire(life, rule, hours):
     """Let a job record what has expired so many hours after `BASE_MS`, and the model and the writer know it."""
     clock = ManualClock(BASE_MS + round(hours * HOUR_MS))
     plan = record_expiry(life.log(), rule, clock)
@@ -72,9 +66,7 @@ def test_answers_and_what_they_tell(life):
             assert (len(none), none.status, none.expired_before_ms) == (0, "complete", BASE_MS + 10 * HOUR_MS)
             many = asked.query_many([Lookup(topic=topic, key="k") for topic in TOPICS])
             assert [one.expired_before_ms for one in many] == [BASE_MS + h * HOUR_MS for h in (10, 25, 10)]
-    assert set(life.state.objects) == {info.name for info in life.storage.list("data/")} - {
-        o.name for o in plan.objects
-    }
+    assert set(life.state.objects) == {o.name for o in life.storage.list("data/")} - {o.name for o in plan.objects}
 
 
 def test_what_has_expired_is_hidden_in_every_state(life):
@@ -88,26 +80,18 @@ def test_what_has_expired_is_hidden_in_every_state(life):
         life.check(beside)
 
 
-def test_window_tables_hide_what_has_expired(life):
+@pytest.mark.parametrize(("age_h", "topics", "left"), [(20, {"debug-*": 5 * HOUR_S}, 2), (12, {}, 1)])
+def test_window_tables_hide_what_has_expired_or_go_whole(life, age_h, topics, left):
     fill(life, range(60), files=20)
     life.later()
     assert life.merge(DAY_S).tables == 3
-    expire(life, Retention(age_s=20 * HOUR_S, topics={"debug-*": 5 * HOUR_S}), 60)
-    assert len(life.state.tables) == 2
-    life.check()
-    life.check(life.index)
-
-
-def test_a_table_goes_whole(life):
-    fill(life, range(60), files=20)
-    life.later()
-    life.merge(DAY_S)
     tables = dict(life.state.tables)
-    plan = expire(life, Retention(age_s=12 * HOUR_S), 60)
-    gone = {stored.part.table for stored in plan.objects}
-    assert len(gone) == 2
+    plan = expire(life, Retention(age_s=age_h * HOUR_S, topics=topics), 60)
+    gone = tables.keys() - life.state.tables.keys()
+    assert len(gone) == 3 - left
     assert {o.name for o in plan.objects} == {o.name for table in gone for o in tables[table]}
     life.check()
+    life.check(life.index)
 
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
@@ -131,7 +115,7 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     life.merge(DAY_S)
     assert life.log().record(life.state.number).left_out == 10
 
-    def findings() -> list[str]:
+    def findings():
         report = Report()
         check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
         return [finding.problem for finding in report.findings]
@@ -215,7 +199,7 @@ def test_entries_of_a_topic_without_a_name_may_be_of_any(life, monkeypatch):
     fill(life, range(5))
     trailer = ColdPath.trailer
 
-    def nameless(cold: ColdPath, stored: StoredObject) -> Trailer:
+    def nameless(cold, stored):
         read = trailer(cold, stored)
         return replace(read, metadata=replace(read.metadata, topics=()))
 
@@ -337,30 +321,23 @@ def test_a_fenced_writer_expires_nothing(life):
     assert not life.state.expired
 
 
-def test_segments_that_have_expired_are_not_archived_again(life):
-    def archive(number: int) -> bool:
+@pytest.mark.parametrize(
+    ("old", "young", "expired"), [([0], [1], 0), ([0, 2], [], 1)], ids=["archived", "never archived"]
+)
+def test_segments_that_have_expired_are_not_archived_again(life, old, young, expired):
+    """Also those that lie before them, and were not archived."""
+
+    def archive(number):
         return life.index.archive("log", number * 3000, 3000, lambda at, length: bytes(3000)[at : at + length])
 
-    assert archive(0)
+    assert all(map(archive, old))
     life.clock.advance(100)
-    assert archive(1)
+    assert all(map(archive, young))
     record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
-    assert [segment.start for segment in life.state.archive.values()] == [3000]
+    assert life.state.expired.segments == {"log": 3000 * (old[-1] + 1)}
     life.index._lifecycle.refresh()
-    assert not archive(0)
-    assert [segment.start for segment in life.state.archive.values()] == [3000]
-
-
-def test_a_segment_that_was_never_archived_expires_with_those_behind_it(life):
-    def archive(number: int) -> bool:
-        return life.index.archive("log", number * 3000, 3000, lambda at, length: bytes(3000)[at : at + length])
-
-    assert archive(0) and archive(2)
-    life.clock.advance(100)
-    record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
-    assert not life.state.archive and life.state.expired.segments == {"log": 9000}
-    life.index._lifecycle.refresh()
-    assert not archive(1)
+    assert not archive(expired)
+    assert [segment.start for segment in life.state.archive.values()] == [3000 * number for number in young]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -402,9 +379,8 @@ def test_an_export_leaves_out_what_has_expired(life):
     with life.reader() as reader, reader.export() as batches:
         rows = [row for batch in batches for row in batch.to_pylist()]
     kept = [entry for entry in life.model.entries if not life.model.has_expired(entry)]
-    assert sorted((row["topic"], row["timestamp_ms"]) for row in rows) == sorted(
-        (e.topic, e.second * 1000) for e in kept
-    )
+    exported = sorted((row["topic"], row["timestamp_ms"]) for row in rows)
+    assert exported == sorted((entry.topic, entry.second * 1000) for entry in kept)
 
 
 def test_what_is_stated_outlives_checkpoints(merging):
@@ -442,19 +418,18 @@ def test_a_writer_that_starts_without_its_storage_knows_what_had_expired(life):
     life.check(index)
 
 
-def test_several_indexes_each_with_its_own_horizon(tmp_path):
-    lives = []
-    for name in ("a", "b"):
-        life = Merging(tmp_path / name, storage=LocalStorage(tmp_path / name / "storage"))
+def test_several_indexes_each_with_its_own_horizon_and_tombstones(tmp_path, merging):
+    lives = [merging(LocalStorage(tmp_path / name)) for name in "ab"]
+    for life in lives:
         fill(life, range(10))
-        lives.append(life)
-    try:
-        expire(lives[0], Retention(age_s=4 * HOUR_S), 10)
-        with IndexReader.open([life.storage.uri for life in lives], clock=lives[0].clock) as reader:
-            for result in (reader.query("t", "k", max_count=100), reader.query_many([("t", "k")])[0]):
-                assert (len(result), result.expired_before_ms) == (14, BASE_MS + 6 * HOUR_MS)
-            late = reader.query("t", "k", BASE_MS + 7 * HOUR_MS)
-            assert (len(late), late.expired_before_ms) == (6, None)
-    finally:
-        for life in lives:
-            life.close()
+    expire(lives[0], Retention(age_s=4 * HOUR_S), 10)
+    asked = EraseRequest("t", ("k",), before_ms=BASE_MS + 3 * HOUR_MS)
+    erase(lives[1].storage, lives[1].log(), asked, lives[1].clock, yes=True)
+    lives[1].model.erase("t", asked.before_ms, key="k")
+    left = [len(life.model.query("t", "k")) for life in lives]
+    assert left == [4, 7]
+    with IndexReader.open([life.storage.uri for life in lives], clock=lives[0].clock) as reader:
+        for result in (reader.query("t", "k", max_count=100), reader.query_many([("t", "k")])[0]):
+            assert (len(result), result.expired_before_ms) == (sum(left), BASE_MS + 6 * HOUR_MS)
+        late = reader.query("t", "k", BASE_MS + 7 * HOUR_MS)
+        assert (len(late), late.expired_before_ms) == (6, None)

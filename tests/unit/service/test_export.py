@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from tests.support.damage import flip
-from tests.support.log_records import open_log
-from tiered_index import IndexReader, KeyedIndexItem, MergeOptions, column, hash_key
+from tests.support.rounds import upload
+from tests.support.staging import merge_all
+from tiered_index import IndexReader, KeyedIndexItem, column, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.lookup.export import entries_checksum, export_schema
-from tiered_index.service.merge.run import merge
 
 T = 1_700_000_000_000
 
@@ -31,19 +31,12 @@ def put(index, numbers, topic="t"):
         index.put(topic, number % 2, [f"k{number % 3}", f"own-{number}"], number, 10 + number, T + 1000 * number)
 
 
-def merge_all(storage, clock):
-    log = open_log(storage, clock)
-    merge(storage, log, clock, MergeOptions(window_s=86400, shard_bytes=1 << 20))
-
-
 def rows(export):
     """The whole export: its rows as a multiset, and what it counted."""
     with export:
         table = pa.Table.from_batches(list(export), export.schema)
-    assert (len(table), export.checksum) == (
-        export.entries,
-        sum(entries_checksum(batch, export.entry_schema) for batch in table.to_batches()) % 2**64,
-    )
+    checksum = sum(entries_checksum(batch, export.entry_schema) for batch in table.to_batches()) % 2**64
+    assert (export.entries, export.checksum) == (len(table), checksum)
     return Counter(tuple(row.values()) for row in table.to_pylist())
 
 
@@ -60,8 +53,7 @@ def told(export):
 def test_every_state_has_each_entry_once(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(20))
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     index.run_lifecycle()  # retired: in the storage alone
     put(index, range(20, 30))
     index.seal()  # compacted by the next round
@@ -83,8 +75,7 @@ def test_every_state_has_each_entry_once(open_index, storage, clock, tmp_path):
 def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, clock, tmp_path):
     index = open_index("root")
     put(index, range(30))
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     before = rows(index.export())
     clock.advance(40 * 86400)
     merge_all(storage, clock)
@@ -125,16 +116,14 @@ def test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once(open_ind
 def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(60))
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     put(index, range(60, 64))
     exports = [index.export()]
     reader = IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock, refresh_interval_s=0)
     exports.append(reader.export())
     first = [next(export) for export in exports]
     put(index, range(64, 200))
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     clock.advance(40 * 86400)
     merge_all(storage, clock)
     index.run_lifecycle()
@@ -161,9 +150,7 @@ def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
 def test_what_cannot_be_read_fails_the_export(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(30))
-    index.seal()
-    index.run_lifecycle()
-    index.run_lifecycle()
+    upload(index, rounds=2)
     names = sorted(index.log_state.objects)
     export = index.export()
     storage.delete(names[0])
@@ -179,9 +166,7 @@ def test_what_cannot_be_read_fails_the_export(open_index, storage, clock, tmp_pa
 def test_an_object_that_was_swept_says_begin_again(open_index, storage, clock):
     index = open_index("root", local_keep_s=0)
     put(index, range(30))
-    index.seal()
-    index.run_lifecycle()
-    index.run_lifecycle()
+    upload(index, rounds=2)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         export = reader.export()
         clock.advance(40 * 86400)
@@ -195,8 +180,7 @@ def test_an_object_that_was_swept_says_begin_again(open_index, storage, clock):
 def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open_index):
     index = open_index("root", slots=5)
     put(index, range(9))
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     (path,) = (index.config.root / "uploaded").glob("*.index")
     index.close()
     flip(path, 28 + 8 * 5 + 40)
@@ -222,8 +206,7 @@ def test_further_columns_go_out_and_in(open_index):
         assert copy.query("t", f"k{key}").items == index.query("t", f"k{key}").items
 
 
-def test_hashes_are_put_as_they_are_or_refused(open_index):
-    index = open_index("root")
+def test_hashes_are_put_as_they_are_or_refused(index):
     put(index, range(3))
     (batch,) = index.export()
     assert index.put_batch(batch) == 6
@@ -239,8 +222,7 @@ def test_hashes_are_put_as_they_are_or_refused(open_index):
         index.put_batch(columns | {"size": [1]})
 
 
-def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(open_index):
-    index = open_index("root")
+def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(index):
     put(index, range(9))
     (batch,) = index.export()
     schema = index.schema
@@ -248,21 +230,14 @@ def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(open_index):
     turned = batch.take(pa.array(range(len(batch) - 1, -1, -1)))
     ids = pa.array([7] * len(batch), pa.int32())
     assert entries_checksum(turned.set_column(1, "topic_id", ids), schema) == one
-    for name, value in (
-        ("topic", "u"),
-        ("queue_id", 5),
-        ("offset", 1),
-        ("size", 1),
-        ("timestamp_ms", T),
-        ("key_hash", 0),
-    ):
+    others = {"topic": "u", "queue_id": 5, "offset": 1, "size": 1, "timestamp_ms": T, "key_hash": 0}
+    for name, value in others.items():
         place = batch.schema.get_field_index(name)
         other = batch.set_column(place, name, pa.array([value] * len(batch), batch.schema.field(name).type))
         assert entries_checksum(other, schema) != one, name
 
 
-def test_bad_arguments(open_index):
-    index = open_index("root")
+def test_bad_arguments(index):
     with pytest.raises(InvalidArgument, match="topics must be text"):
         index.export(5)
     with pytest.raises(InvalidArgument, match="topic is empty"):

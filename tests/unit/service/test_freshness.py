@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.cold_index import without_summary
+from tests.support.rounds import upload
 from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.errors import BudgetExceeded, CorruptFile
@@ -20,12 +21,10 @@ T = 1_700_000_000_000
 def publish(index, *offsets):
     for offset in offsets:
         index.put("t", 0, "k", offset, 1, T + offset * 1000, source="source", source_position=offset + 1)
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
 
 
-def test_an_answer_from_the_storage_says_as_of_when(open_index, storage, clock):
-    index = open_index("root", storage_backend=storage)
+def test_an_answer_from_the_storage_says_as_of_when(index, storage, clock):
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
         nothing = reader.query("t", "k")
         assert (nothing.as_of_ms, len(nothing.freshness)) == (None, 1)
@@ -44,9 +43,8 @@ def test_an_answer_from_the_storage_says_as_of_when(open_index, storage, clock):
         assert batched.seen == answer.seen == reader.query_many([Lookup(topic="t", key="k")]).seen
 
 
-def test_an_answer_never_claims_more_than_its_files_hold(open_index, storage, clock, monkeypatch):
+def test_an_answer_never_claims_more_than_its_files_hold(index, storage, clock, monkeypatch):
     """A state of the log that the catalog doesn't show yet is not what the answer is as of."""
-    index = open_index("root", storage_backend=storage)
     publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         publish(index, 5)
@@ -99,8 +97,7 @@ def test_a_reader_tells_who_writes(open_index, storage, clock):
         assert reader.writers()[reader.sources[0]].state == "closed"
 
 
-def test_a_topic_that_no_file_has_is_said(open_index, storage, clock):
-    index = open_index("root", storage_backend=storage)
+def test_a_topic_that_no_file_has_is_said(index, storage, clock):
     wrong, right = Lookup(topic="x", key="k"), Lookup(topic="t", key="nobody")
 
     def unknown(of):
@@ -113,8 +110,7 @@ def test_a_topic_that_no_file_has_is_said(open_index, storage, clock):
     assert unknown(index) == [("x",), ()]
     index.flush()
     assert unknown(index) == [("x",), ()]
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     assert unknown(index) == [("x",), ()]
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         assert unknown(reader) == [("x",), ()]
@@ -133,8 +129,7 @@ def test_answers_together_lack_what_one_of_them_lacks():
     assert both.to_dict()["as_of_ms"] == both.as_of_ms == T
 
 
-def test_a_window_table_says_so_too(open_index, storage, clock):
-    index = open_index("root", storage_backend=storage)
+def test_a_window_table_says_so_too(index, storage, clock):
     publish(index, 1)
     publish(index, 5)
     clock.advance(7200)  # the window is over
@@ -153,8 +148,7 @@ def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
     names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
     rows = [("t", 0, f"k{n}", n, 1, T + n // 100) for n in range(count - 1)] + [("rare", 0, "k", count, 1, T)]
     index.put_batch(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))))
-    index.seal()
-    index.run_lifecycle()
+    upload(index)
     clock.advance(7200)
     assert merge_all(storage, clock).shards >= 2
     without_summary(storage)
@@ -185,8 +179,7 @@ def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
         assert listed(index) == expected
         with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as reader:
             assert listed(reader) == expected
-        index.seal()
-        index.run_lifecycle()
+        upload(index)
         assert listed(index) == expected
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         answer = reader.topics()
@@ -210,8 +203,7 @@ def test_a_file_that_does_not_say_what_it_holds_is_counted_as_such(open_index, s
     assert both == TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
 
 
-def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(open_index, storage, clock):
-    index = open_index("root", storage_backend=storage)
+def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(index, storage, clock):
     publish(index, 1)
     publish(index, 5)
     lost = max(index.log_state.objects)
@@ -225,9 +217,8 @@ def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(open_index, 
             reader.topics(max_requests=0)
 
 
-def test_a_log_that_a_spent_budget_left_half_read_is_not_shown(open_index, storage, clock):
+def test_a_log_that_a_spent_budget_left_half_read_is_not_shown(index, storage, clock):
     """The reader's log, files and answers are of one state."""
-    index = open_index("root", storage_backend=storage)
     publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
         before = reader.log_state.number

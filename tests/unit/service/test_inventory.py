@@ -4,6 +4,7 @@ import datetime as dt
 
 import pytest
 
+from tests.support.rounds import upload
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile
 from tiered_index.service.lookup.inventory import _shared
@@ -32,9 +33,7 @@ def test_days_and_states_of_topics(now, open_index, storage, clock, tmp_path):
     put(index, "a", range(T, T + 12_000, 1000))
     put(index, "b", [T + DAY_MS - 2000, T + DAY_MS - 1000, T + DAY_MS, T + DAY_MS + 1000], 12)
     put(index, "old", [0, 5 * DAY_MS], 30)
-    index.seal()
-    index.run_lifecycle()
-    index.run_lifecycle()
+    upload(index, rounds=2)
     put(index, "a", [T + 2 * DAY_MS], 50)
     table = index.du()
     assert rows(table) == [
@@ -67,8 +66,7 @@ def test_archived_segments_are_a_row(now, open_index):
     assert row["usd_a_month"] == pytest.approx(segment.object_bytes / 2**30)
 
 
-def test_an_index_of_nothing_has_no_row(open_index):
-    index = open_index("root")
+def test_an_index_of_nothing_has_no_row(index):
     assert len(index.du()) == len(index.files_table()) == 0
     assert index.du().column_names[:3] == ["topic", "day", "state"]
 
@@ -76,9 +74,7 @@ def test_an_index_of_nothing_has_no_row(open_index):
 def test_a_lost_object_is_no_smaller_bill(now, open_index, storage, clock):
     index = open_index("root", local_keep_s=0)
     put(index, "a", [T])
-    index.seal()
-    index.run_lifecycle()
-    index.run_lifecycle()
+    upload(index, rounds=2)
     for name in index.log_state.objects:
         storage.delete(name)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
@@ -86,16 +82,6 @@ def test_a_lost_object_is_no_smaller_bill(now, open_index, storage, clock):
             reader.du()
 
 
-@pytest.mark.parametrize(
-    ("total", "weights", "shares"),
-    [
-        (10, [1], [10]),
-        (10, [], []),
-        (7, [0, 0], [7, 0]),
-        (10, [1, 1, 1], [3, 4, 3]),
-        (0, [5, 5], [0, 0]),
-        (3, [1, 2], [1, 2]),
-    ],
-)
-def test_shares_are_whole_and_add_up(total, weights, shares):
-    assert _shared(total, weights) == shares
+def test_shares_are_whole_and_add_up():
+    weights = [(10, [1]), (10, []), (7, [0, 0]), (10, [1, 1, 1]), (0, [5, 5]), (3, [1, 2])]
+    assert [_shared(*given) for given in weights] == [[10], [], [7, 0], [3, 4, 3], [0, 0], [1, 2]]

@@ -3,7 +3,6 @@
 import errno
 import logging
 import random
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +36,7 @@ def like(state):
     return state, state.digest, state.chain
 
 
-def a_root(path: Path, disk: FaultDisk | None = None) -> Root:
+def a_root(path, disk=None):
     path.mkdir(exist_ok=True)
     return Root(path, disk or FaultDisk())
 

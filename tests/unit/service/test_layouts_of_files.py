@@ -1,37 +1,23 @@
 """Files of versions before the packed layout are read beside packed ones, and merge into packed tables."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-import tiered_index
 from tests.support.batches import batch
-from tests.support.merging import BASE_MS, HOUR_MS, Merging, RegionItem
+from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.plain_files import plain_files
-from tiered_index import IndexConfig, IndexItem, Lookup, hash_key
-from tiered_index.errors import ConfigError
+from tiered_index import Lookup, hash_key
 from tiered_index.format.trailer import parse_trailer
 
 
-def version(life: Merging, name: str) -> int:
+def version(life, name):
     """Return the format version of an object."""
     data = life.storage.get(name)
     return parse_trailer(data, name, len(data)).metadata.version
 
 
-def test_plain_native_files_are_written_no_more() -> None:
-    for layout in ("plain", "packed"):
-        with pytest.raises(ConfigError, match="layout"):
-            IndexConfig(layout=layout)  # type: ignore[call-arg]
-    assert not hasattr(tiered_index, "migrate")
-
-
 @pytest.mark.parametrize(("keep_s", "item_type"), [(0, None), (10**9, RegionItem)])
-def test_plain_files_of_earlier_versions_are_read_and_merged(
-    tmp_path: Path, keep_s: int, item_type: type[IndexItem] | None
-) -> None:
-    life = Merging(tmp_path, settings={"slots": 50, "local_keep_s": keep_s}, item_type=item_type)
+def test_plain_files_of_earlier_versions_are_read_and_merged(merging, keep_s, item_type):
+    life = merging(settings={"slots": 50, "local_keep_s": keep_s}, item_type=item_type)
     versions = []
     for number, layout in enumerate(("plain", "packed", "plain")):
         life.index.close()
@@ -47,11 +33,10 @@ def test_plain_files_of_earlier_versions_are_read_and_merged(
     life.merge()
     assert not life.state.files and {version(life, name) for name in life.state.objects} == {3}
     life.check()
-    life.close()
 
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
-def test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it(open_index: Any, layout: str) -> None:
+def test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it(open_index, layout):
     """The slots before the giant one are empty: their group begins where its first block does."""
     index = open_index(slots=7, items=10_000)
     giant, absent = (next(f"k{n}" for n in range(99) if hash_key("t", f"k{n}") % 7 == slot) for slot in (3, 1))

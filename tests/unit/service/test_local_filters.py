@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.batches import batch
 from tests.support.core import compiled_core
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tests.support.rounds import compact_only
+from tiered_index.errors import CorruptFile
 from tiered_index.format.trailer import TAIL_SIZE, Tail
 from tiered_index.service.files.compacted import LocalBytes
 from tiered_index.types import Lookup
@@ -19,10 +20,7 @@ def index(open_index, faulty):
     """`KEYS`, an answer each, in one compacted file that is not uploaded and that no lookup has met."""
     service = open_index(slots=1_000, items=4_000, storage_backend=faulty)
     service.put_batch(batch(len(KEYS), key=KEYS))
-    service.seal()
-    faulty.fail("put", name_prefix="data/")
-    with pytest.raises(StorageUnavailable):
-        service.run_lifecycle()
+    compact_only(service, faulty)
     return service
 
 

@@ -37,11 +37,8 @@ def entries_of(keys, second):
     columns["offset"] = columns["size"] = 1_000 * second + np.arange(len(keys))
     columns["fingerprint"] = np.array([fingerprint for *_, fingerprint in numbers], np.uint32)
     hashes = np.array([key_hash for key_hash, *_ in numbers], np.int32)
-    return (
-        UnsealedTable(LAYOUT, T * 1000)
-        .prepare(hashes, np.full(len(keys), (T + second) * 1000, np.int64), columns)
-        .entries
-    )
+    times = np.full(len(keys), (T + second) * 1000, np.int64)
+    return UnsealedTable(LAYOUT, T * 1000).prepare(hashes, times, columns).entries
 
 
 def file_of(number, keys=None):
@@ -101,7 +98,7 @@ def warm(view):
     return view
 
 
-def test_filters_that_are_asked_askingchange_no_answer(fresh):
+def test_filters_that_are_asked_together_change_no_answer(fresh):
     view = view_of(fresh)
     for key in KEYS:
         assert rows_of(find(view, key)) == expected(ALL, key)
@@ -111,7 +108,7 @@ def test_filters_that_are_asked_askingchange_no_answer(fresh):
         assert rows_of(find(view, key, T + 60, T + 99, most), most) == expected(ALL, key, T + 60, T + 99, most)
 
 
-def test_files_that_were_excluded_askingare_read_or_out_of_range(fresh):
+def test_files_that_were_excluded_together_are_read_or_out_of_range(fresh):
     view = warm(view_of(fresh))
     found = find(view, "no1", T + 10, T + 49)
     assert found.notes == [0 if 10 <= second <= 49 else -1 for second in reversed(range(170))]
@@ -223,10 +220,8 @@ def test_the_newest_of_a_long_chain_take_few_steps(open_index):
     put(index, 600, first=0, step=0)
     assert [item.offset for item in index.query("t", "k", max_count=3)] == [40_000, 11_999, 11_998]
     index.abandon()
-    assert [item.offset for item in open_index("root", slots=1, items=20_000).query("t", "k", max_count=2)] == [
-        40_000,
-        11_999,
-    ]
+    again = open_index("root", slots=1, items=20_000)
+    assert [item.offset for item in again.query("t", "k", max_count=2)] == [40_000, 11_999]
 
 
 def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
@@ -19,12 +20,9 @@ def test_geometry_preset_and_offset_space_are_remembered(open_index):
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
     (file,) = index.files()
-    assert (file.layout.preset.name, file.layout.slots, file.layout.items, file.journal.offset_space) == (
-        "rocketmq",
-        11,
-        30,
-        "commitlog",
-    )
+    layout = file.layout
+    assert (layout.preset.name, layout.slots, layout.items) == ("rocketmq", 11, 30)
+    assert file.journal.offset_space == "commitlog"
 
 
 @pytest.mark.parametrize("changed", [{"slots": 12}, {"preset": "rocketmq"}, {"offset_space": "tiered_queue"}])
@@ -43,8 +41,7 @@ def test_what_an_index_was_created_with_stays(open_index, changed):
 def test_a_new_root_adopts_the_index_that_is_in_the_storage(open_index):
     first = open_index("first", preset="rocketmq", slots=11, items=30)
     first.put("t", 0, "k", 1, 1, T)
-    first.seal()
-    first.run_lifecycle()
+    upload(first)
     first.close()
     second = open_index("second", slots=..., items=...)
     assert second.index_id == first.index_id
@@ -58,15 +55,13 @@ def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
     """Each file has its own table, so a source may number its topics anew."""
     first = open_index("first", local_keep_s=86400)
     first.put("a", 0, "k", 1, 1, T, topic_id=1)
-    first.seal()
-    first.run_lifecycle()
+    upload(first)
     first.put("c", 0, "k", 1, 1, T, topic_id=2)
     first.close()
     first = open_index("first")
     with pytest.raises(InvalidArgument, match="already means"):
         first.put("d", 0, "k", 2, 1, T, topic_id=2)  # the file in use has it
-    first.seal()
-    first.run_lifecycle()
+    upload(first)
     first.close()
     first = open_index("first")
     first.put("b", 0, "k", 2, 1, T, topic_id=1)
@@ -75,8 +70,7 @@ def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
         assert [i.offset for i in first.query("a", "k")] == [1]
         assert [i.offset for i in first.query("b", "k")] == [2]
         assert [i.offset for i in first.query("c", "k")] == [3, 1]
-        first.seal()
-        first.run_lifecycle()
+        upload(first)
 
 
 def test_two_topics_of_one_crc_get_different_ids(open_index, monkeypatch):
@@ -110,8 +104,7 @@ def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(
     faulty.fail("put_if_absent", name_prefix="epoch/")
     moved = open_index("root", storage_backend=faulty, storage=faulty.uri)
     moved.put("t", 0, "k", 1, 1, T)
-    moved.seal()
-    moved.run_lifecycle()
+    upload(moved)
     assert len(moved.log_state.objects) == 1
     moved.close()
     again = open_index("root", storage_backend=None)
@@ -153,16 +146,3 @@ def test_an_open_that_fails_leaves_nothing_locked(open_index, storage):
 def test_geometries_that_can_not_be(open_index, geometry):
     with pytest.raises(ConfigError):
         open_index(**geometry)
-
-
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_the_smallest_geometry_works(open_index, preset):
-    index = open_index(preset=preset, slots=1, items=2, local_keep_s=0)
-    for offset in range(5):
-        index.put("t", 0, ["k", f"o{offset}"], offset, 1, T)
-    for _ in range(2):
-        assert [i.offset for i in index.query("t", "k")] == [4, 3, 2, 1, 0]
-        assert [i.offset for i in index.query("t", "o3")] == [3]
-        index.seal()
-        index.run_lifecycle()
-    assert index.health()["files"] == {"storage": 10}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.cases import each
 from tests.support.merging import DAY_S
+from tests.support.pages import items_by_pages
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
@@ -26,16 +27,10 @@ EXTENDED = Schema(
 small = st.integers(0, 2)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            small, small, small, small, small, small, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"])
-        ),
-        max_size=25,
-    ),
-    st.integers(1, 6),
-    st.integers(0, 3),
-)
+ROW = st.tuples(*[small] * 6, st.sampled_from([0.0, 1.5]), st.sampled_from([b"", b"a", b"ab"]))
+
+
+@given(st.lists(ROW, max_size=25), st.integers(1, 6), st.integers(0, 3))
 def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     """Against sorting tuples, however the rows are dealt to files: so no answer depends on where an entry lies."""
     names = ("second", "offset", "queue_id", "zone", "size", "topic_id", "price", "tag")
@@ -46,20 +41,14 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     for second, offset, queue, zone, size, topic_id, price, tag in rows:
         identity = (offset, queue, zone)
         best[identity] = max(best.get(identity, ()), (second, size, price, tag.ljust(3, b"\0"), topic_id))
-    expected = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())[
-        :limit
-    ]
+    ordered = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())
     kept = concatenate([], EXTENDED)
     for part in range(parts + 1):  # as the budget does, file by file
         kept = first_answers(concatenate([kept, array[part :: parts + 1]], EXTENDED), EXTENDED, limit)
-    found = [
-        (
-            (-int(r["second"]), -int(r["offset"]), int(r["queue_id"]), int(r["zone"])),
-            (int(r["size"]), float(r["price"]), bytes(r["tag"]), int(r["topic_id"])),
-        )
-        for r in kept
-    ]
-    assert found == expected
+    found = []
+    for second, offset, queue, zone, size, topic_id, price, tag in kept[list(names)].tolist():
+        found.append(((-second, -offset, queue, zone), (size, price, tag.ljust(3, b"\0"), topic_id)))
+    assert found == ordered[:limit]
 
 
 class NeverCompared(np.ndarray):
@@ -123,17 +112,8 @@ def test_every_changed_character_of_a_cursor_is_noticed(index):
             if letter != cursor[place]:
                 with pytest.raises(InvalidCursor):
                     index.query("t", "k", max_count=2, cursor=cursor[:place] + letter + cursor[place + 1 :])
-    for changed in (
-        cursor[:-1],
-        cursor[1:],
-        cursor + "A",
-        cursor + "=",
-        "=" + cursor,
-        cursor * 2,
-        cursor[::-1],
-        " " + cursor,
-        cursor + "\n",
-    ):
+    longer = [cursor + "A", cursor + "=", "=" + cursor, cursor * 2, " " + cursor, cursor + "\n"]
+    for changed in (cursor[:-1], cursor[1:], cursor[::-1], *longer):
         with pytest.raises(InvalidCursor):
             index.query("t", "k", max_count=2, cursor=changed)
 
@@ -142,46 +122,22 @@ def test_a_cursor_belongs_to_its_query(index):
     fill(index)
     index.put("u", 0, ["k", "l"], 1, 1, T)
     cursor = index.query("t", "k", 0, T + 5_000, max_count=2).cursor
-    for question in (
-        ("u", "k", 0, T + 5_000),
-        ("t", "l", 0, T + 5_000),
-        ("t", "k", 1_000, T + 5_000),
-        ("t", "k", 0, T + 6_000),
-        ("t", "k"),
-    ):
+    others = [(topic, key, 0, T + 5_000) for topic, key in ("uk", "tl")]
+    for question in (*others, ("t", "k", 1_000, T + 5_000), ("t", "k", 0, T + 6_000), ("t", "k")):
         with pytest.raises(InvalidCursor, match="another query"):
             index.query(*question, cursor=cursor)
-        names = ("topic", "key", "begin_ms", "end_ms")
         with pytest.raises(InvalidCursor, match="another query"):
-            index.query_many([Lookup(**dict(zip(names, question, strict=False)), cursor=cursor)])
+            index.query_many([Lookup(*question, cursor=cursor)])
     # the range counts by whole seconds, and the size of a page may change
     assert len(index.query("t", "k", 999, T + 5_999, max_count=100, cursor=cursor)) == 10
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"5",
-        b"null",
-        b"{}",
-        b"[]",
-        b'"text"',
-        b"[1]",
-        b'[2, "D", 1, 1, 1]',
-        b'[1, "D"]',
-        b'[1, "D", 1, 1]',
-        b'[1, "D", 1, 1, 1, 1]',
-        b'[1, "D", 1.0, 1, 1]',
-        b'[1, "D", "1", 1, 1]',
-        b'[1, "D", null, 1, 1]',
-        b"\xff",
-        b"[" * 5000,
-        b'[1, "D", 1, 1, 1',
-        b'[1, "D", 1' + b"0" * 40 + b", 1, 1]",
-    ],
-    ids=lambda b: repr(b)[:24],
-)
+BODIES = [b"", b"5", b"null", b"{}", b"[]", b'"text"', b"[1]", b"\xff", b"[" * 5000, b'[2, "D", 1, 1, 1]']
+BODIES += [b'[1, "D"]', b'[1, "D", 1, 1]', b'[1, "D", 1, 1, 1, 1]', b'[1, "D", 1, 1, 1']
+BODIES += [b'[1, "D", %s, 1, 1]' % second for second in (b"1.0", b'"1"', b"null", b"1" + b"0" * 40)]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: repr(b)[:24])
 def test_a_forged_cursor_is_refused(index, body):
     fill(index)
     real = index.query("t", "k", max_count=2).cursor
@@ -192,16 +148,15 @@ def test_a_forged_cursor_is_refused(index, body):
         index.query("t", "k", max_count=2, cursor=forged)
 
 
-@given(
-    st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1)),
-    st.text(min_size=1, max_size=8),
-)
+AFTER = st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))
+
+
+@given(AFTER, st.text(min_size=1, max_size=8))
 def test_a_cursor_comes_back_as_it_was(after, digest):
     assert decode_cursor(encode_cursor(after, digest), digest, 3) == after
 
 
-def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(open_index):
-    index = open_index()
+def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(index):
     index.put("t", 0, "k", 5, 1, T)
     index.flush()
     index.put("t", 0, "k", 5, 2, T + 9_000)
@@ -213,9 +168,7 @@ def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(open_index):
         # pages: an identity may stand on a page once more, with its next time
         first = index.query("t", "k", max_count=1)
         assert first.status in ("complete", "truncated")
-    many = index.query_many(
-        [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", begin_ms=0, end_ms=T + 8_999)]
-    )
+    many = index.query_many([Lookup("t", "k", max_count=1), Lookup("t", "k", begin_ms=0, end_ms=T + 8_999)])
     assert [[i.timestamp_ms for i in result] for result in many] == [[T + 9_000], [T + 1_000]]
 
 
@@ -244,11 +197,7 @@ def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):
     assert [i.offset for i in index.query("t", "k")] == [4, 3, 2, 1, 0]
     for count in range(1, 5):
         assert [i.offset for page in index.query_all("t", "k", max_count=count) for i in page] == [4, 3, 2, 1, 0]
-        cursor, offsets = None, []
-        while cursor is not None or not offsets:
-            page = index.query("t", "k", max_count=count, cursor=cursor)
-            offsets, cursor = [*offsets, *(i.offset for i in page)], page.cursor
-        assert offsets == [4, 3, 2, 1, 0] * 2
+        assert [i.offset for i in items_by_pages(index.query, "t", "k", max_count=count)] == [4, 3, 2, 1, 0] * 2
 
 
 def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
@@ -269,13 +218,9 @@ def test_an_answer_is_a_sequence_and_a_table(index):
     table = answer.to_arrow()
     assert table.to_pylist() == [item.to_dict() | {"source": None} for item in answer]
     assert table.schema == none.to_arrow().schema == index.query("t", "none").to_arrow().schema
-    assert {name: str(table.schema.field(name).type) for name in ("topic", "queue_id", "offset", "timestamp_ms")} == {
-        "topic": "string",
-        "queue_id": "int32",
-        "offset": "int64",
-        "timestamp_ms": "int64",
-    }
-    assert str(table.schema.field("fingerprint").type) == "uint32"
+    types = {"topic": "string", "queue_id": "int32", "offset": "int64", "fingerprint": "uint32"}
+    types["timestamp_ms"] = "int64"
+    assert {name: str(table.schema.field(name).type) for name in types} == types
     assert answer.to_pandas()["offset"].tolist() == [item.offset for item in answer]
 
 

@@ -15,7 +15,7 @@ T = 1_700_000_000_000
 SLOTS = 7
 
 
-def found_by_java(data: bytes, key: str) -> list[int]:
+def found_by_java(data, key):
     """The offsets that `IndexStoreFile.queryAsyncFromUnsealedFile` finds, newest first: its steps, in Python."""
     (items,) = struct.unpack_from(">i", data, 24)
     sought = hash_key("t", key, "mask")
@@ -95,7 +95,7 @@ def test_the_header_is_written_before_the_heads(life, clock, monkeypatch):
     assert all(state >= set(range(5)) for state in states) and states[-1] == set(range(40))
 
 
-def java_hash(text: str) -> int:
+def java_hash(text):
     """`String.hashCode` of ASCII text."""
     value = 0
     for character in text:

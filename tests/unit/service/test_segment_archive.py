@@ -32,36 +32,11 @@ def archive(index, data, start=0, store="s", modified_ms=None):
     return index.archive(store, start, len(data), lambda at, length: data[at : at + length], modified_ms)
 
 
-@pytest.fixture
-def faulty(storage):
-    return FaultStorage(storage)
-
-
 # records
 
 
 def a_segment(start, store="s", attempt="a"):
     return ArchivedSegment(f"segments/{store}/{start}/{attempt}.log", store, start, 100, 1, 2, 152, 3)
-
-
-def test_the_state_knows_what_holds_an_offset():
-    state = LogState(1, 1, GENESIS)
-    for start, store in ((200, "s"), (0, "s"), (0, "t")):
-        state = state.apply(LogRecord(state.number + 1, "archive", 1, "a", 5, archive=(a_segment(start, store),)), "x")
-    assert [s.start for s in state.segments_of("s")] == [0, 200]
-    assert state.stores == ("s", "t")
-    held = [
-        segment.start if (segment := state.segment_holding("s", at)) else None
-        for at in (0, 99, 100, 199, 200, 299, 300)
-    ]
-    assert held == [0, 0, None, None, 200, 200, None]
-    assert state.segment_at("s", 200) == a_segment(200)
-    assert state.segment_at("s", 100) is None
-    assert state.segments_of("u") == []
-    gone = state.apply(LogRecord(state.number + 1, "remove", 1, "a", 5, remove=(a_segment(0).name,)), "x")
-    assert gone.segment_holding("s", 5) is None
-    assert gone.segment_holding("t", 5) == a_segment(0, "t")
-    assert state.segment_holding("s", 5) == a_segment(0)  # a reader keeps its state
 
 
 @pytest.mark.parametrize("again", [a_segment(0), a_segment(0, attempt="b")])
@@ -108,9 +83,9 @@ def test_readers_and_the_next_writer_see_it(open_index, storage, clock):
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         assert reader.archived() == index.archived()
         (segment,) = reader.archived("s")
-        assert reader.segment_archive.holding(700) == [segment]
+        held = {499: [], 500: [segment], 1499: [segment], 1500: []}
+        assert {at: reader.segment_archive.holding(at) for at in held} == held
         assert reader.segment_archive.holding(700, "t") == []
-        assert reader.segment_archive.holding(499) == []
         assert reader.segment_archive.read(segment, 1, 10) == content(1000)[1:11]
         with pytest.raises(InvalidArgument):
             reader.segment_archive.read(segment, 995, 10)
@@ -120,18 +95,14 @@ def test_readers_and_the_next_writer_see_it(open_index, storage, clock):
     assert archive(again, content(1000), start=500) is False
 
 
+# another beginning, other sizes
+CHANGED = [(content(1000, 2), 0, False), (content(999), None, False), (content(1000) + b"x", None, False)]
+
+
 @pytest.mark.parametrize(
-    ("other", "modified_ms", "same"),
-    [
-        (content(1000, 2), 0, False),  # another beginning
-        (content(999), None, False),  # another size
-        (content(1000) + b"x", None, False),
-        (content(1000), None, True),
-        (content(1000), 10**15, True),
-    ],
+    ("other", "modified_ms", "same"), [*CHANGED, (content(1000), None, True), (content(1000), 10**15, True)]
 )
-def test_a_segment_that_was_rewritten_is_named(open_index, other, modified_ms, same):
-    index = open_index()
+def test_a_segment_that_was_rewritten_is_named(index, other, modified_ms, same):
     archive(index, content(1000), start=500)
     if same:
         assert archive(index, other, 500, modified_ms=modified_ms) is False
@@ -141,8 +112,7 @@ def test_a_segment_that_was_rewritten_is_named(open_index, other, modified_ms, s
     assert len(index.archived()) == 1
 
 
-def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(open_index, clock):
-    index = open_index()
+def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(index, clock):
     data = content(HEAD_BYTES) * 2
     archive(index, data)
     published_ms = index.archived()[0].published_ms
@@ -211,8 +181,7 @@ def test_a_replacing_record_of_unknown_outcome_is_there_once(open_index, faulty,
 
 
 @pytest.mark.parametrize(("start", "size"), [(400, 101), (1499, 10), (600, 10), (0, 5000)])
-def test_a_segment_that_overlaps_another_one_is_refused(open_index, start, size):
-    index = open_index()
+def test_a_segment_that_overlaps_another_one_is_refused(index, start, size):
     archive(index, content(1000), start=500)
     with pytest.raises(CorruptFile, match="overlaps"):
         archive(index, content(size), start=start)
@@ -235,16 +204,26 @@ def test_a_closed_index_archives_nothing(index):
 # faults
 
 
+def sending(index, what):
+    """Return what sends a file or a segment, again if need be, and what tells its name in the log."""
+    if what == "segments/":
+        return lambda: archive(index, content(1000)), lambda: [segment.name for segment in index.archived()]
+    index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
+    index.seal()
+    return index.run_lifecycle, lambda: list(index.log_state.objects)
+
+
+@pytest.mark.parametrize("what", ["segments/", "data/"])
 @pytest.mark.parametrize("operation", ["put", "head"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_failed_upload_leaves_nothing_and_is_repeated(open_index, faulty, operation, when):
-    index = open_index(storage_backend=faulty)
-    faulty.fail(operation, when=when, name_prefix="segments/")
+def test_a_failed_upload_leaves_nothing_and_is_repeated(open_index, faulty, what, operation, when):
+    send, named = sending(open_index(storage_backend=faulty), what)
+    faulty.fail(operation, when=when, name_prefix=what)
     with pytest.raises(StorageUnavailable):
-        archive(index, content(1000))
-    assert (names(faulty), index.archived()) == ([], ())
-    assert archive(index, content(1000))
-    assert names(faulty) == [index.archived()[0].name]
+        send()
+    assert (names(faulty, what), named()) == ([], [])
+    assert send()
+    assert len(named()) == 1 and names(faulty, what) == named()
 
 
 @pytest.mark.parametrize("operation", ["begin_upload", "upload_part", "complete_upload"])
@@ -272,15 +251,16 @@ def test_a_segment_that_ends_early_or_raises_leaves_nothing(open_index, faulty, 
     assert (names(faulty), list(faulty.list_uploads()), index.archived()) == ([], [], ())
 
 
-def test_an_object_that_arrived_cut_short_is_not_archived(open_index, storage):
+@pytest.mark.parametrize("what", ["segments/", "data/"])
+def test_an_object_that_arrived_cut_short_is_not_recorded(open_index, storage, what):
     class Cuts(FaultStorage):
         def put(self, name, data):
-            super().put(name, data[:-1] if name.startswith("segments/") else data)
+            super().put(name, data[:-1] if name.startswith(what) else data)
 
-    index = open_index(storage_backend=Cuts(storage))
+    send, named = sending(open_index(storage_backend=Cuts(storage)), what)
     with pytest.raises(StorageUnavailable, match="after its upload"):
-        archive(index, content(1000))
-    assert (names(storage), index.archived()) == ([], ())
+        send()
+    assert (names(storage, what), named()) == ([], [])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -300,13 +280,10 @@ def crashed(open_index, faulty):
     index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
     # a dead one takes nothing back
     faulty.fail("abort_upload", error=KeyboardInterrupt)
-    for error, operation, size in (
-        (KeyboardInterrupt, "put_if_absent", 1000),
-        (KeyboardInterrupt, "upload_part", 6 << 20),
-    ):
-        faulty.fail(operation, error=error, name_prefix="log/" if operation == "put_if_absent" else "segments/")
+    for operation, prefix, size, start in (("put_if_absent", "log/", 1000, 0), ("upload_part", "", 6 << 20, 10**7)):
+        faulty.fail(operation, error=KeyboardInterrupt, name_prefix=prefix)
         with pytest.raises(KeyboardInterrupt):
-            archive(index, bytes(size), start=10_000_000 * (size > 1000))
+            archive(index, bytes(size), start=start)
     index.abandon()
     assert len(names(faulty)) == 1
     assert len(list(faulty.list_uploads("segments/"))) == 1
@@ -410,8 +387,7 @@ def test_the_sweep_of_an_older_epoch_spares_a_newer_upload(open_index, faulty, c
 # damage
 
 
-def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(open_index, storage):
-    index = open_index()
+def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(index, storage):
     archive(index, content(1000))
     (segment,) = index.archived()
     storage.delete(segment.name)
@@ -424,14 +400,12 @@ def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(open_index, sto
 
 
 @pytest.mark.parametrize("change", ["cut", "tail", "other"])
-def test_a_table_that_contradicts_the_log_is_damage(open_index, storage, change):
-    index = open_index()
+def test_a_table_that_contradicts_the_log_is_damage(index, storage, change):
     archive(index, content(1000))
     archive(index, content(1000, 3), start=2000)
     first, second = index.archived()
     stored = storage.get(first.name)
-    storage.put(
-        first.name, {"cut": stored[:-1], "tail": stored[:-60] + bytes(60), "other": storage.get(second.name)}[change]
-    )
+    changed = {"cut": stored[:-1], "tail": stored[:-60] + bytes(60), "other": storage.get(second.name)}
+    storage.put(first.name, changed[change])
     with pytest.raises(CorruptFile, match=first.name):
         index.segment_archive.table(first)

@@ -24,9 +24,8 @@ def filled(index):
 
 
 def test_a_lookup_takes_its_fields_by_position():
-    assert Lookup("orders", "k", 1, 2, 3, "c") == Lookup(
-        topic="orders", key="k", begin_ms=1, end_ms=2, max_count=3, cursor="c"
-    )
+    named = Lookup(topic="orders", key="k", begin_ms=1, end_ms=2, max_count=3, cursor="c")
+    assert Lookup("orders", "k", 1, 2, 3, "c") == named
 
 
 def test_pairs_take_a_count_and_lookups_have_their_own(filled):
@@ -64,46 +63,36 @@ def test_a_frame_without_pandas_names_the_extra():
 def test_what_is_shown_fits_a_terminal(filled, storage, tmp_path):
     long = "x" * 900
     filled.put(long, 0, "k", 1, 5, T)
-    everything = [
-        filled,
-        filled.query(TOPIC, "k"),
-        filled.query(long, "k"),
-        filled.query(TOPIC, "k", max_count=3),
-        filled.query("none", "k"),
-        filled.topics(),
-        filled.query_many([(TOPIC, "k"), (long, "k")] * 20),
-        filled.query_many([]),
-    ]
+    told = {
+        "<QueryResult complete: 30 items>": filled.query(TOPIC, "k"),
+        "<QueryResult truncated: 3 items>": filled.query(TOPIC, "k", max_count=3),
+        "<TopicsResult complete: 3 topics>": filled.topics(),
+        "<QueryResults of 40 lookups: 620 items>": filled.query_many([(TOPIC, "k"), (long, "k")] * 20),
+    }
+    assert [repr(one) for one in told.values()] == list(told)
+    everything = [filled, filled.query(long, "k"), filled.query("none", "k"), filled.query_many([])]
     with IndexReader.open(root=filled.config.root, storage_backend=storage) as reader:
         everything.append(reader)
         assert repr(reader).startswith("<IndexReader open: ")
     assert repr(reader).startswith("<IndexReader closed: ")
     for one in everything:
         assert len(repr(one)) <= 100 and "\n" not in repr(one)
-    assert repr(everything[1]) == "<QueryResult complete: 30 items>"
-    assert repr(everything[3]) == "<QueryResult truncated: 3 items>"
-    assert repr(everything[5]) == "<TopicsResult complete: 3 topics>"
-    assert repr(everything[6]) == "<QueryResults of 40 lookups: 620 items>"
 
 
 UTC = datetime.UTC
 MOMENTS = [T, T + 1999]
 
 
-@pytest.mark.parametrize(
-    "times",
-    [
-        pa.array(MOMENTS, pa.timestamp("ms", "UTC")),
-        np.array(MOMENTS, "M8[ms]"),
-        np.array(MOMENTS, "M8[ms]").astype("M8[ns]"),
-        [np.datetime64(ms, "ms") for ms in MOMENTS],
-        [datetime.datetime.fromtimestamp(ms / 1000, UTC) for ms in MOMENTS],
-        [datetime.datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None) for ms in MOMENTS],
-        np.array([datetime.datetime.fromtimestamp(ms / 1000, UTC) for ms in MOMENTS], object),
-        pa.table({"at": pa.array(MOMENTS, pa.timestamp("ms"))}).to_pandas()["at"],
-    ],
-    ids=lambda times: f"{type(times).__name__} {getattr(times, 'dtype', '')}",
-)
+DATES = [datetime.datetime.fromtimestamp(ms / 1000, UTC) for ms in MOMENTS]
+NAIVE = pa.array(MOMENTS, pa.timestamp("ms"))
+TIMES = [
+    *(pa.array(MOMENTS, pa.timestamp("ms", "UTC")), pa.table({"at": NAIVE}).to_pandas()["at"]),
+    *(np.array(MOMENTS, "M8[ms]"), np.array(MOMENTS, "M8[ms]").astype("M8[ns]"), np.array(DATES, object)),
+    *([np.datetime64(ms, "ms") for ms in MOMENTS], DATES, [at.replace(tzinfo=None) for at in DATES]),
+]
+
+
+@pytest.mark.parametrize("times", TIMES, ids=lambda times: f"{type(times).__name__} {getattr(times, 'dtype', '')}")
 def test_a_dict_of_columns_takes_timestamps(index, times):
     index.put_batch(batch(2, timestamp_ms=times))
     assert [item.timestamp_ms for item in index.query("t", "k")] == [T + 1000, T]

@@ -2,12 +2,12 @@
 
 import random
 import threading
-from pathlib import Path
-from typing import Any
+from operator import attrgetter
 
 import pytest
 
 import tiered_index
+from tests.support.cases import each
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import TieredIndexError
@@ -17,17 +17,18 @@ from tiered_index.storage.context import UNBOUNDED, Activation, request_context
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 KEYS = 300
+CACHED = {"filter_after_probes": 1, "cache_dir": "cache"}
 
 
 @pytest.fixture(scope="module", params=["files", "tables", "rocketmq"])
 def store(request, tmp_path_factory):
     """The folder of an index in a folder, of files or of window tables."""
     compiled_core()
-    folder: Path = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
     random_ = random.Random(7)
     preset = "rocketmq" if request.param == "rocketmq" else "native"
     uri = (folder / "storage").as_uri()
-    settings: dict[str, Any] = {"preset": preset, "slots": 40, "items": 4_000, "max_late_s": 10**9}
+    settings = {"preset": preset, "slots": 40, "items": 4_000, "max_late_s": 10**9}
     with IndexService.open(root=folder / "root", storage=uri, environment=False, **settings) as index:
         for file in range(5):
             for _ in range(500):
@@ -41,35 +42,25 @@ def store(request, tmp_path_factory):
     return folder
 
 
-def told(reader: IndexReader[Any], lookup: dict[str, Any]) -> dict[str, Any]:
+def told(reader, lookup):
     """Return everything that an answer tells, or the error."""
     try:
         answer = reader.query(**lookup)
     except TieredIndexError as error:
         return {"error": (type(error), str(error))}
-    files = [
-        (one.file, one.place, one.outcome, one.requests, one.bytes, one.cost_usd, one.matched, one.begin_ms, one.end_ms)
-        for one in answer.explain.files
-    ]
-    explain = answer.explain
-    costs = explain.requests, explain.bytes, explain.cost_usd, explain.files_read, explain.files_skipped
-    return {
-        "items": answer.items,
-        "status": (answer.status, answer.cursor, answer.failed),
-        "seen": answer.seen,
-        "files": sorted(files),
-        "costs": costs,
-    }
+    shared = ("requests", "bytes", "cost_usd")
+    of_file = attrgetter(*shared, "file", "place", "outcome", "matched", "begin_ms", "end_ms")
+    costs = attrgetter(*shared, "files_read", "files_skipped")
+    files = sorted(map(of_file, answer.explain.files))
+    told = {"items": answer.items, "status": (answer.status, answer.cursor, answer.failed), "seen": answer.seen}
+    return told | {"files": files, "costs": costs(answer.explain)}
 
 
-def lookups(seed: int, count: int) -> list[dict[str, Any]]:
+def lookups(seed, count):
     random_ = random.Random(seed)
     found = []
     for _ in range(count):
-        lookup: dict[str, Any] = {
-            "topic": random_.choice(["a", "b", "b", "c"]),
-            "key": f"k{random_.randrange(2 * KEYS)}",
-        }
+        lookup = {"topic": random_.choice("abbc"), "key": f"k{random_.randrange(2 * KEYS)}"}
         if random_.random() < 0.3:
             begin_ms = T_MS + random_.randrange(-1, 3) * HOUR_MS + random_.randrange(HOUR_MS)
             lookup |= {"begin_ms": begin_ms, "end_ms": begin_ms + random_.randrange(2 * HOUR_MS)}
@@ -77,20 +68,13 @@ def lookups(seed: int, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def open_reader(store: Path, **settings: Any) -> IndexReader[Any]:
+def open_reader(store, **settings):
     uri = (store / "storage").as_uri()
     return IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=1, **settings)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"filter_after_probes": 1},
-        {"block_cache_bytes": 0},
-        {"directory_cache_bytes": 0},
-        {"filter_after_probes": 1, "cache_dir": "cache"},
-    ],
+    "settings", [{}, *each(filter_after_probes=[1], block_cache_bytes=[0], directory_cache_bytes=[0]), CACHED], ids=str
 )
 def test_answers_and_costs_are_those_of_the_search_file_by_file(store, settings, tmp_path):
     caches = [{"cache_dir": tmp_path / name} if "cache_dir" in settings else {} for name in ("one", "other")]
@@ -122,13 +106,12 @@ def test_pages_are_those_of_the_search_file_by_file(store):
 def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
     """Its local files, and tables that only the storage has, are one view; a lookup with limits counts the tables."""
     uri, random_ = (tmp_path / "storage").as_uri(), random.Random(9)
-    settings: dict[str, Any] = {"slots": 40, "items": 4_000, "max_late_s": 10**9, "local_keep_s": 0}
+    settings = {"slots": 40, "items": 4_000, "max_late_s": 10**9, "local_keep_s": 0}
     compiled_core()
-    with IndexService.open(
-        root=tmp_path / "root", storage=uri, environment=False, background=False, **settings
-    ) as index:
+    settings |= {"environment": False, "background": False}
+    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
 
-        def fill(hour: int) -> None:
+        def fill(hour):
             for _ in range(600):
                 at_ms = T_MS + hour * HOUR_MS + random_.randrange(HOUR_MS)
                 index.put(random_.choice("ab"), 0, f"k{random_.randrange(KEYS)}", random_.randrange(10**9), 7, at_ms)
@@ -156,7 +139,7 @@ def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
 def test_an_interrupt_while_a_bound_is_left_does_not_outlive_the_lookup(store, tmp_path, kind, monkeypatch):
     """Ctrl-C between the last line of a lookup and the end of its bounds: later lookups have none of them."""
     if kind == "reader":
-        index: Any = open_reader(store)
+        index = open_reader(store)
     else:
         index = IndexService.open(root=tmp_path / "root", storage="memory://left", environment=False)
         index.put("b", 0, "k1", 1, 7, T_MS)
@@ -164,7 +147,7 @@ def test_an_interrupt_while_a_bound_is_left_does_not_outlive_the_lookup(store, t
         answer = index.query("b", "k1").items
         assert answer
 
-        def interrupted(self: object, *_: object) -> None:
+        def interrupted(self, *_):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
@@ -198,10 +181,10 @@ def test_harm_of_an_object_is_told_as_before(store, tmp_path, harm):
             if harm == "link":
                 (tmp_path / "elsewhere").write_bytes(whole)
                 path.symlink_to(tmp_path / "elsewhere")
-            elif harm != "deleted":
-                path.write_bytes(
-                    whole[: len(whole) // 2] if harm == "cut" else bytes(b ^ 1 for b in whole[:4096]) + whole[4096:]
-                )
+            elif harm == "cut":
+                path.write_bytes(whole[: len(whole) // 2])
+            elif harm == "changed":
+                path.write_bytes(bytes(b ^ 1 for b in whole[:4096]) + whole[4096:])
             errors = 0
             for lookup in lookups(5, 60):
                 with using(None):
@@ -243,7 +226,7 @@ def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
         answer = reader.query(**lookup).items
         assert answer
 
-        def interrupted(*_: object) -> None:
+        def interrupted(*_):
             raise raised("between two bytes")
 
         with monkeypatch.context() as patched:
@@ -257,12 +240,12 @@ def test_threads_that_look_up_while_the_view_changes(tmp_path):
     """Files appear and become window tables; each lookup finds what was published before it began."""
     compiled_core()
     uri = (tmp_path / "storage").as_uri()
-    settings: dict[str, Any] = {"slots": 40, "items": 1_000, "background": False, "max_late_s": 10**9}
-    failures: list[object] = []
+    settings = {"slots": 40, "items": 1_000, "background": False, "max_late_s": 10**9}
+    failures = []
     published = 0
     with IndexService.open(root=tmp_path / "root", storage=uri, environment=False, **settings) as index:
 
-        def publish(file: int) -> int:
+        def publish(file):
             for key in range(20):
                 index.put("t", 0, f"k{key}", 100 * file + key, 7, T_MS + file * 60_000)
             index.seal()
@@ -273,7 +256,7 @@ def test_threads_that_look_up_while_the_view_changes(tmp_path):
         with IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=2) as reader:
             done = threading.Event()
 
-            def look(seed: int) -> None:
+            def look(seed):
                 random_ = random.Random(seed)
                 try:
                     while not done.is_set():

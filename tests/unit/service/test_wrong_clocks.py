@@ -1,20 +1,29 @@
-"""Files are published once, and what was just removed stays for its readers, whatever the clocks of hosts say."""
+"""Files are published once, and what was just sent or removed stays, whatever the clocks of hosts say."""
 
+from datetime import UTC, datetime
+
+import boto3
 import pytest
+from botocore.stub import Stubber
 
+from tests.support.later import Later
 from tests.support.log_records import open_log
-from tests.support.staging import Job, merge_all
+from tests.support.staging import Job, fill, merge_all
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import decode_document, encode_document
+from tiered_index.storage.base import Storage, WrapperStorage
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.s3 import reads
+from tiered_index.storage.s3.storage import S3Storage
 
 DAYS_S = 3 * 86_400
-T = 1_700_000_000_000 - 36_000_000
 SETTINGS = {"refresh_interval_s": 0, "compact_timeout_s": 600, "max_late_s": 10**9}
 
 
@@ -29,12 +38,6 @@ def open_ahead(open_index, faulty, clock):
         )
 
     return make
-
-
-def fill(index):
-    for offset in (1, 2, 3):
-        index.put("t", 0, "k", offset, 1, T + offset, source="log", source_position=offset)
-    index.seal()
 
 
 def append_positions(storage, clock, step):
@@ -55,7 +58,7 @@ def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later
 
     `older`: tickets without a number.
     """
-    fill(index := open_ahead(ahead_s))
+    fill(index := open_ahead(ahead_s), 1, 2, 3)
     index.run_lifecycle()
     if older:
         for info in list(storage.list("staging/")):
@@ -81,7 +84,7 @@ def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
     """Its file was published, by a job or by a record whose answer was lost, and merged; the host comes back after a
     crash.
     """
-    fill(index := open_ahead(ahead_s, compaction=compaction))
+    fill(index := open_ahead(ahead_s, compaction=compaction), 1, 2, 3)
     if compaction == "local":
         faulty.fail("put_if_absent", name_prefix="log/", when="after")
         with pytest.raises(StorageUnavailable):
@@ -102,7 +105,7 @@ def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
 
 
 def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_says_long_ago(open_ahead, storage, clock):
-    fill(index := open_ahead(0, compaction="local"))
+    fill(index := open_ahead(0, compaction="local"), 1, 2, 3)
     index.run_lifecycle()
     index.abandon()
     [name] = [info.name for info in storage.list("data/")]
@@ -127,7 +130,7 @@ def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, 
 
 
 def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock):
-    fill(index := open_ahead(0, compaction="local"))
+    fill(index := open_ahead(0, compaction="local"), 1, 2, 3)
     index.run_lifecycle()
     file_id = next(iter(index.log_state.files))
     assert merge_all(storage, clock).sources == 1
@@ -161,7 +164,7 @@ def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage,
             index = open_ahead(0)
         append_positions(storage, clock, step)
     index._lifecycle.refresh()
-    fill(index)
+    fill(index, 1, 2, 3)
     index.run_lifecycle()
     counted = FaultStorage(storage)
     job = Job(counted, clock)
@@ -170,3 +173,56 @@ def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage,
     before = counted.calls("get")
     Job(counted, clock).look()
     assert counted.calls("get") - before == 2, "a checkpoint and a ticket, no record"
+
+
+TICK_MS = 20
+
+
+class Probing(WrapperStorage):
+    """A backend whose answers have no time."""
+
+    now_ms = Storage.now_ms
+
+
+@pytest.fixture(params=["memory", "file", "probing"])
+def place(request, tmp_path):
+    if request.param == "file":
+        return LocalStorage(tmp_path / "s")
+    return MemoryStorage() if request.param == "memory" else Probing(MemoryStorage())
+
+
+def test_a_host_whose_clock_is_days_fast_takes_nothing_that_was_sent_a_moment_ago(place, tmp_path):
+    fast = ManualClock(SystemClock().now_ms() + DAYS_S * 1000)
+    IndexService.open(root=tmp_path / "root", storage_backend=place, slots=7, items=20, background=False).close()
+    place.put("data/sent/1.index", b"x")
+    upload = place.begin_upload("data/sending/1.index")
+    log = open_log(place, fast)
+    found = find_orphans(place, log)
+    assert (found.objects, found.uploads) == ((), ())
+    found = find_orphans(Later(place, DAYS_S), log)
+    assert ([info.name for info in found.objects], found.uploads) == (["data/sent/1.index"], (upload,))
+    assert not list(place.list("probe/"))
+
+
+def test_a_storage_tells_the_time_of_its_objects(place):
+    before_ms = place.now_ms()
+    place.put("a", b"x")
+    # a file's time is that of the kernel's last tick
+    assert before_ms - TICK_MS <= place.head("a").modified_ms
+
+
+def test_s3_tells_the_services_time_by_one_request(monkeypatch):
+    client = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    monkeypatch.setattr(reads, "build_client", lambda *_: client)
+    with Stubber(client) as stubber:
+        headers = {"HTTPHeaders": {"date": "Tue, 14 Nov 2023 22:13:20 GMT"}}
+        asked = {"Bucket": "bucket", "Prefix": "index/", "MaxKeys": 1}
+        stubber.add_response("list_objects_v2", {"ResponseMetadata": headers}, asked)
+        assert S3Storage("bucket", "index").now_ms() == 1_700_000_000_000
+        # a service whose answers have no date is asked by an object
+        stubber.add_response("list_objects_v2", {}, asked)
+        stubber.add_response("put_object", {})
+        written = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+        stubber.add_response("head_object", {"ContentLength": 0, "LastModified": written})
+        stubber.add_response("delete_object", {})
+        assert S3Storage("bucket", "index").now_ms() == 1_700_000_000_000

@@ -1,0 +1,181 @@
+"""Parts of lookups: when a question of a batch has enough of a giant slot, windows of runs, rows of items,
+and what a batch is asked.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered_index import Lookup
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.trailer import BLOCK_DTYPE, Run
+from tiered_index.service.answers.asked import LookupColumns, check_lookups
+from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.rows import PreparedLookup, select_items
+from tiered_index.service.files.search import GiantSlot, scan_runs
+
+
+def slot(batch, spans, *, ordered):
+    """Return a slot whose blocks have these seconds, two items each, for all questions of the batch."""
+    blocks = np.zeros(len(spans), BLOCK_DTYPE)
+    blocks["hash_min"], blocks["hash_max"] = -(2**31), 2**31 - 1
+    blocks["second_min"], blocks["second_max"] = zip(*spans, strict=True)
+    runs = [Run(100 * place, 80, 0, 2) for place in range(len(spans))]
+    return GiantSlot(blocks, runs, np.arange(len(batch)), batch, ordered=ordered)
+
+
+def found(*seconds):
+    """Return rows of each question by their seconds."""
+    rows = np.zeros(sum(map(len, seconds)), KEYED_SCHEMA.row)
+    rows["second"] = [second for one in seconds for second in one]
+    return Matches(np.repeat(np.arange(len(seconds)), [len(one) for one in seconds]), rows)
+
+
+def read(giant):
+    """Read a round; return the places of what was read."""
+    runs = giant.next_runs()
+    for run in runs:
+        assert len(giant.take(run))
+    return [run.offset // 100 for run in runs]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_unread_entries_of_the_last_second_count_where_there_is_no_order(ordered):
+    giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 10), (5, 9)], ordered=ordered)
+    assert read(giant) == [0]
+    giant.settle(found([10, 10]))
+    assert read(giant) == ([] if ordered else [1, 2])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered):
+    """The second question asks for an old range; the first one finds less in the newest block than the directory let it
+    hope for.
+    """
+    asked = [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", max_count=1, end_ms=4000)]
+    giant = slot(LookupBatch(asked), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
+    assert read(giant) == [0, 2]
+    giant.settle(found([9, 3], [4, 3]))
+    assert read(giant) == [1]
+    giant.settle(found([9, 6], [4, 3]))
+    assert read(giant) == []
+
+
+def test_newest_first_whatever_the_position():
+    giant = slot(
+        LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(0, 3), (8, 10), (0, 12), (5, 7)], ordered=False
+    )
+    assert read(giant) == [2]
+    giant.settle(found([12, 10]))
+    assert read(giant) == [1, 3]
+    giant.settle(found([12, 10]))
+    assert giant.waiting() == [] == read(giant)
+
+
+def test_each_round_reads_twice_as_much_as_the_one_before():
+    giant = slot(
+        LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(20 - n, 20 - n) for n in range(20)], ordered=True
+    )
+    sizes = []
+    while places := read(giant):
+        sizes.append(len(places))
+        giant.settle(found([]))
+    assert sizes == [1, 2, 4, 8, 5]
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12),
+    window_bytes=st.integers(1, 30),
+    gap_bytes=st.integers(0, 2),
+)
+def test_windows_fit(lengths, window_bytes, gap_bytes):
+    runs, end = [], 28
+    for number, (gap, length) in enumerate(lengths):
+        runs.append(Run(end + gap, length, 2**32 - 1 - number, number))
+        end += gap + length
+    source = None
+    read = scan_runs(source, runs, window_bytes, gap_bytes=gap_bytes, read=lambda _, window: np.array(len(window)))
+    windows = [list(window) for window, _ in read]
+    assert [run for window in windows for run in window] == runs
+    for number, window in enumerate(windows):
+        following = windows[number + 1][:1] if number + 1 < len(windows) else []
+        gaps = [after.offset - run.offset - run.length for run, after in itertools.pairwise([*window, *following])]
+        read_gaps = [gap if gap <= gap_bytes else 0 for gap in gaps]
+        size = sum(run.length for run in window) + sum(read_gaps[: len(window) - 1])
+        assert len(window) == 1 or size <= window_bytes
+        if following:
+            assert size + read_gaps[-1] + following[0].length > window_bytes
+
+
+BEGIN_S = 1_700_000_000
+TOPICS = frozenset({7})
+
+
+def question(second_min, second_max, after=None):
+    hashes = key_hash("t", "k", "abs"), key_hash("t", "k", "mask"), fingerprint("t", "k")
+    return PreparedLookup("t", "k", *hashes, BEGIN_S + second_min, BEGIN_S + second_max, 64, after)
+
+
+def made(count):
+    """Return `count` items of key "k", one a second, and beside each one of another fingerprint, another topic, another
+    hash.
+    """
+    items = np.zeros(4 * count, KEYED_SCHEMA.item)
+    items["key_hash"], items["fingerprint"], items["topic_id"] = key_hash("t", "k"), fingerprint("t", "k"), 7
+    items["time_diff_s"] = items["offset"] = np.repeat(np.arange(count), 4)
+    items["fingerprint"][1::4] ^= 1
+    items["topic_id"][2::4] = 8
+    items["key_hash"][3::4] ^= 1
+    return items
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 100])
+def test_both_ends_of_the_range_are_in_it(count):
+    for low, high in ((0, count - 1), (1, count - 2), (count // 2, count // 2)):
+        rows = select_items(made(count), BEGIN_S, question(low, high), TOPICS, KEYED_SCHEMA)
+        assert sorted((rows["second"] - BEGIN_S).tolist()) == list(range(low, high + 1))
+        assert rows["offset"].tolist() == (rows["second"] - BEGIN_S).tolist()
+
+
+LOOKUPS = [
+    Lookup(topic="t", key="a", begin_ms=1_999, max_count=2**63),
+    Lookup(topic="u", key="é", end_ms=5_000, max_count=3, cursor="c"),
+    Lookup(topic="t", key="𝄞", begin_ms=0, end_ms=2**70),
+]
+
+
+def test_columns_are_the_lookups_they_were_made_of():
+    columns = LookupColumns.of(LOOKUPS)
+    assert list(columns) == columns[:] == LOOKUPS and columns[1:] == LOOKUPS[1:] and columns[-1] == LOOKUPS[-1]
+    assert columns.counts_of_topics() == {"t": 2**63 + 64, "u": 3}
+    assert LookupColumns.of(LOOKUPS[::2]).counts_of_topics() == {"t": 2**63 + 64}
+    assert check_lookups(columns) is columns
+    one, other = LookupBatch(LOOKUPS), LookupBatch(columns)
+    assert (one.topics, one.continued) == (other.topics, other.continued) == (["t", "u"], [1])
+    for name in ("topic_index", "second_min", "second_max", "max_count", "key_hash", "fingerprint"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("topic", [], "topic must be text, not list"),
+        ("topic", " ", "topic is empty"),
+        ("key", 7, "a key must be text, not int"),
+        ("key", "", "a key is empty"),
+        ("begin_ms", True, "lookup 1: begin_ms must be an integer, not True"),
+        ("begin_ms", 10**15, "lookup 1: begin_ms .* is after end_ms"),
+        ("max_count", None, "lookup 1: max_count must be an integer, not None"),
+        ("max_count", 0, "lookup 1: max_count must be at least 1, not 0"),
+    ],
+)
+def test_what_is_wrong_is_named(field, value, said):
+    lookups = [LOOKUPS[0], Lookup(**{"topic": "t", "key": "k", field: value})]
+    for asked in (lookups, LookupColumns.of(lookups)):
+        with pytest.raises(InvalidArgument, match=said):
+            LookupBatch(asked)
