@@ -26,6 +26,7 @@ from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.memory import disk_bytes, memory_bytes
 from tests.benchmarks.running import Out, RootDir, base_folder, write_document
+from tests.stress.crew import Crew
 from tiered_index import IndexConfig, IndexReader, IndexService, MergeOptions, QueryResult, Retention, merge
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
@@ -93,7 +94,8 @@ class Soak:
     def __init__(self, config: IndexConfig, rate: int, seed: int) -> None:
         self._config, self._rate, self._seed = config, rate, seed
         self._ledgers = [Ledger() for _ in range(_PRODUCERS)]
-        self._over = threading.Event()
+        self._crew = Crew(seed)
+        self._over = self._crew.stop
         self.answers = 0
         self.back_pressure = 0
         self.merged = 0
@@ -101,24 +103,12 @@ class Soak:
 
     def run(self, minutes: float) -> Iterator[Minute]:
         """Put, look up and merge for so many minutes; yield what each was. Raises what a thread fails by."""
-        failures: list[BaseException] = []
-
-        def guarded(work: Any, *arguments: Any) -> None:
-            try:
-                work(*arguments)
-            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
-                failures.append(error)
-                self._over.set()
-
         with IndexService.open(self._config) as index:
-            works = [
-                *((self._produce, index, number) for number in range(_PRODUCERS)),
-                *((self._read, index, number) for number in range(_READERS)),
-                (self._merge,),
-            ]
-            threads = [threading.Thread(target=guarded, args=work) for work in works]
-            for thread in threads:
-                thread.start()
+            for number in range(_PRODUCERS):
+                self._crew.begin(f"producer-{number}", self._produce, index, number)
+            for number in range(_READERS):
+                self._crew.begin(f"reader-{number}", self._read, index, number)
+            self._crew.begin("merger", self._merge)
             try:
                 whole = max(1, round(minutes))
                 for minute in range(1, whole + 1):
@@ -126,11 +116,7 @@ class Soak:
                         break
                     yield self._sample(minute)
             finally:
-                self._over.set()
-                for thread in threads:
-                    thread.join()
-            if failures:
-                raise failures[0]
+                self._crew.finish()
             index.seal()
             index.run_lifecycle()
         with IndexReader.open(config=self._config.changed(root=None)) as reader:

@@ -31,7 +31,6 @@ class DuckDb(Peer):
     def open(self) -> None:
         import duckdb
 
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._parquet = self.folder / "entries.parquet"
         self._db = duckdb.connect(
             str(self.folder / "entries.duckdb"),

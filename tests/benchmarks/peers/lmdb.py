@@ -31,7 +31,6 @@ class Lmdb(Peer):
     def open(self) -> None:
         import lmdb
 
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._env = lmdb.open(str(self.folder / "lmdb"), map_size=_MAP_BYTES, max_dbs=1, readahead=False)
         self._entries = self._env.open_db(b"entries", dupsort=True, dupfixed=True)
 

@@ -32,7 +32,6 @@ class Sqlite(Peer):
         return sqlite3.sqlite_version
 
     def open(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(self.folder / "entries.db", isolation_level=None)
         for setting in ("journal_mode = WAL", "synchronous = FULL", f"cache_size = {-(CACHE_BYTES >> 10)}"):
             self._db.execute(f"PRAGMA {setting}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -41,7 +41,6 @@ _PUT_AT_ONCE = 100_000
 _MARKER = b'"offset"'
 # where the entries are when they are looked up
 PLACES = ("hot", "cached", "cold")
-T = TypeVar("T")
 
 
 def measure(
@@ -224,17 +223,14 @@ def _columns(entries: int, start: int, stop: int) -> pa.Table:
 
 
 def _fill(put: Callable[[pa.Table], Any], entries: int) -> None:
-    for start in range(0, entries, _PUT_AT_ONCE):
-        _retried(lambda s=start: put(_columns(entries, s, min(entries, s + _PUT_AT_ONCE))))
-    _retried(lambda: put(_columns(entries, entries, entries + _HOT_ENTRIES)))
-
-
-def _retried(act: Callable[[], T]) -> T:
-    while True:
-        try:
-            return act()
-        except BackPressure:
-            time.sleep(0.05)
+    bounds = [*range(0, entries, _PUT_AT_ONCE), entries, entries + _HOT_ENTRIES]
+    for start, stop in itertools.pairwise(bounds):
+        while True:
+            try:
+                put(_columns(entries, start, stop))
+                break
+            except BackPressure:
+                time.sleep(0.05)
 
 
 @contextlib.contextmanager
