@@ -1,10 +1,12 @@
-"""What Python allocates meanwhile."""
+"""What Python and Arrow allocate meanwhile."""
 
 from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import pyarrow as pa
 
 
 @contextmanager
@@ -15,3 +17,15 @@ def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
         yield tracemalloc.get_traced_memory
     finally:
         tracemalloc.stop()
+
+
+@contextmanager
+def arrow_memory() -> Iterator[pa.MemoryPool]:
+    """Yield a pool that Arrow takes all its memory from until the block ends."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(before)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.compacted_files import SMALL
+from tests.support.core import compiled_core, using
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.unsealed import UnsealedTable
 
@@ -53,17 +54,38 @@ def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topi
     ]
     times = BEGIN_MS + 1000 * rng.integers(-spread_s, spread_s + 1, count)
     table, entries = entries_of(layout, hashes, times, columns_of(rng, layout.schema, count, topics=topics))
-    compaction = Compaction(entries, layout, BEGIN_MS, table.end_ms, packed=packed)
-    return b"".join(bytes(piece) for piece in compaction.pieces(**(ABOUT | (about or {})))), entries
+    return compacted(table, entries, packed=packed, **(about or {})), entries
+
+
+def compacted(table, entries, *, packed=False, **about):
+    """Return the bytes of a compacted file of a table's entries."""
+    compaction = Compaction(entries, table.layout, table.begin_ms, table.end_ms, packed=packed)
+    return b"".join(bytes(piece) for piece in compaction.pieces(**(ABOUT | about)))
 
 
 @pytest.fixture(scope="session")
 def make():
-    return SimpleNamespace(begin_ms=BEGIN_MS, about=ABOUT, columns=columns_of, entries=entries_of, file=random_file)
+    return SimpleNamespace(
+        begin_ms=BEGIN_MS, columns=columns_of, entries=entries_of, file=random_file, compacted=compacted
+    )
+
+
+@pytest.fixture(params=["NumPy", "loops"])
+def way(request):
+    """Have everything done by NumPy, or by the compiled core."""
+    with using(None if request.param == "NumPy" else compiled_core()):
+        yield
 
 
 @pytest.fixture(scope="module")
 def small(make):
     """Twelve entries of four hashes in a file of the layout `SMALL`."""
     data, _ = make.file(SMALL, 12, distinct_hashes=4)
+    return data
+
+
+@pytest.fixture(scope="module")
+def packed_small(make):
+    """The same, packed."""
+    data, _ = make.file(SMALL, 12, distinct_hashes=4, packed=True)
     return data

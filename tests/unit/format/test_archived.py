@@ -1,5 +1,6 @@
 """An archived segment's table: made while bytes pass by, read back, and believed only where everything agrees."""
 
+import operator
 import zlib
 
 import pytest
@@ -87,7 +88,10 @@ def test_a_stores_name_becomes_part_of_an_objects_name(store, prefix):
     assert segment_epoch(segment_name(store, 16384, 7)) == 7
 
 
-@given(st.text(min_size=1) | st.text(min_size=120, max_size=300) | st.sampled_from(["\ud800", "a/" * 2000]))
+LONG = st.builds(operator.mul, st.text(min_size=4, max_size=8), st.integers(30, 37))
+
+
+@given(st.text(min_size=1) | LONG | st.sampled_from(["\ud800", "a/" * 2000]))
 def test_every_store_has_a_prefix_of_its_own(store):
     assert check_name(segment_name(store, 2**63 - 1, 2**63 - 1)).startswith(store_prefix(store))
     # as long as a record can hold

@@ -23,7 +23,6 @@ from tiered_index.format.bloom import (
     filter_hash,
     filter_hashes,
 )
-from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.schema import Column, Schema
 from tiered_index.format.trailer import parse_trailer
@@ -186,9 +185,7 @@ def test_a_hash_that_stayed_negative_is_held_as_0(make):
     table, entries = make.entries(layout, np.array([3, 8, 5], np.int32), np.full(3, make.begin_ms), columns)
     entries = entries.copy()
     entries["key_hash"][2] = -(2**31)
-    data = b"".join(
-        bytes(piece) for piece in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about)
-    )
+    data = make.compacted(table, entries)
     tail = parse_trailer(data, "file", len(data)).tail
     assert data[tail.position : tail.directory_position] == built_filter(
         np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64)

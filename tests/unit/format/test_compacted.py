@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.compacted_files import verify
 from tiered_index.errors import InvalidArgument
 from tiered_index.format import compacted as module
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
 from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
-from tiered_index.format.verify import verify_compacted
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
 
@@ -51,15 +51,8 @@ def naive_slots(entries, layout):
             items.reverse()
         else:
             further = [c.name for c in layout.schema.extra if c.identity]
-            items.sort(
-                key=lambda e: (
-                    e["key_hash"],
-                    -int(e["time_diff_s"]),
-                    -int(e["offset"]),
-                    e["queue_id"],
-                    *[e[n] for n in further],
-                )
-            )
+            named = ["queue_id", *further]
+            items.sort(key=lambda e: (e["key_hash"], -int(e["time_diff_s"]), -int(e["offset"]), *[e[n] for n in named]))
     return slots
 
 
@@ -90,7 +83,7 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     expected = naive_bytes(entries, layout, make.begin_ms, end_ms)
     assert data[: len(expected)] == expected
     assert parse_trailer(data, "f", len(data)).tail.position == len(expected)
-    assert verify_compacted(lambda position, length: data[position : position + length], len(data), "f") == []
+    assert verify(data) == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in sorted(LAYOUTS) if not LAYOUTS[kind][0].newest_first])
@@ -111,14 +104,9 @@ def test_extreme_values_keep_their_order(make):
     layout = Layout(NATIVE, NATIVE.schema, 1, 10)
     offsets = np.array([0, 2**63 - 1, -(2**63), -1, 5, 5])
     queues = np.array([0, 0, 0, 0, -(2**31), 2**31 - 1])
-    columns = {
-        "topic_id": np.ones(6, int),
-        "queue_id": queues,
-        "offset": offsets,
-        "size": np.ones(6, int),
-        "fingerprint": np.zeros(6, int),
-    }
-    times = make.begin_ms + 1000 * np.array([0, 0, 0, 0, 0, 0])
+    columns = dict.fromkeys(("topic_id", "size", "fingerprint"), np.ones(6, int))
+    columns |= {"queue_id": queues, "offset": offsets}
+    times = np.full(6, make.begin_ms)
     table, entries = make.entries(layout, np.full(6, 2**31 - 1, np.int32), times, columns)
     compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
     items = np.frombuffer(b"".join(compaction.arrays()), layout.schema.item)
@@ -165,8 +153,7 @@ def giant_file(make, kind):
     rng.shuffle(hashes)
     times = make.begin_ms + 1000 * np.arange(40_000)
     table, entries = make.entries(layout, hashes, times, make.columns(rng, schema, 40_000))
-    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms, packed=kind == "packed")
-    return layout, b"".join(bytes(piece) for piece in compaction.pieces(**make.about)), entries
+    return layout, make.compacted(table, entries, packed=kind == "packed"), entries
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq", "extended", "packed"])
@@ -281,8 +268,7 @@ def test_giant_slot_never_drags_neighbours_along(make):
     layout = Layout(NATIVE, NATIVE.schema, 3, 30_001)
     hashes = np.repeat(np.array([0, 1, 2], np.int32), [10, 20_000, 10])
     columns = make.columns(np.random.default_rng(0), layout.schema, len(hashes))
-    table, entries = make.entries(layout, hashes, np.full(len(hashes), make.begin_ms), columns)
-    data = b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    data = make.compacted(*make.entries(layout, hashes, np.full(len(hashes), make.begin_ms), columns))
     groups = parse_trailer(data, "f", len(data)).directory.groups
     assert groups[["first_slot", "count"]].tolist() == [(0, 10), (1, 20_000), (2, 10)]
     assert groups["blocks"].tolist() == [0, 3, 0]
@@ -291,8 +277,7 @@ def test_giant_slot_never_drags_neighbours_along(make):
 def test_slot_of_an_empty_group_costs_no_read(make):
     layout = Layout(NATIVE, NATIVE.schema, 10, 3_000)
     columns = {name: np.zeros(2_000, int) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")}
-    table, entries = make.entries(layout, np.full(2_000, 3, np.int32), np.full(2_000, make.begin_ms), columns)
-    data = b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    data = make.compacted(*make.entries(layout, np.full(2_000, 3, np.int32), np.full(2_000, make.begin_ms), columns))
     directory = parse_trailer(data, "f", len(data)).directory
     assert directory.runs(9, 9, 0, 2**40) == []
     assert len(directory.runs(3, 3, 0, 2**40)) == 1

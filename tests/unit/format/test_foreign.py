@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.compacted_files import rebuilt, unsealed_image
+from tests.support.compacted_files import reader, rebuilt, unsealed_image
 from tests.support.foreign_lookups import bare_slot_run, find_compacted, find_unsealed
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.foreign import (
@@ -43,8 +43,7 @@ def bare(make, count=30, layout=LAYOUT):
 
 
 def opened(data):
-    data = bytes(data)
-    return ForeignCompacted.open(lambda position, length: data[position : position + length], len(data), "f")
+    return ForeignCompacted.open(reader(bytes(data)), len(data), "f")
 
 
 def test_no_byte_of_slots_or_chains_is_believed(make):
@@ -75,12 +74,8 @@ def test_stored_min_value_is_found_as_zero(make):
 
 
 @given(
-    st.integers(0, 2**32 - 1),
-    st.integers(1, 60),
-    st.integers(1, 20),
-    st.integers(1, 6),
-    st.integers(-6_000, 6_000),
-    st.integers(0, 9_000),
+    *(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 20), st.integers(1, 6)),
+    *(st.integers(-6_000, 6_000), st.integers(0, 9_000)),
 )
 @settings(max_examples=60)
 def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_ms):
@@ -90,7 +85,7 @@ def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_
     table.load(entries, 0)
     unsealed = ForeignUnsealed(unsealed_image(table, entries), layout, "f")
     data = data[: layout.compacted_size(count)]
-    read = lambda position, length: data[position : position + length]  # noqa: E731
+    read = reader(data)
     compacted = ForeignCompacted.open(read, len(data), "f")
     begin_ms, end_ms = make.begin_ms + low_ms, make.begin_ms + low_ms + width_ms
     for wanted in {*entries["key_hash"].tolist(), 1}:
@@ -198,22 +193,17 @@ def test_slot_that_points_outside(make):
     data, entries = bare(make)
     wanted = int(entries["key_hash"][0])
     struct.pack_into(">i", data, 28 + 8 * (wanted % 20) + 4, 28 * 1000)
-    data = bytes(data)
     file = opened(data)
     with pytest.raises(CorruptFile, match=f"slot {wanted % 20} "):
-        find_compacted(file, lambda position, length: data[position : position + length], wanted, *EVER)
+        find_compacted(file, reader(bytes(data)), wanted, *EVER)
 
 
 def test_short_read_is_an_error_not_a_short_list(make):
     data, entries = bare(make)
     file = opened(data)
+    wanted, read = int(entries["key_hash"][0]), reader(bytes(data))
     with pytest.raises(CorruptFile, match="cut off"):
-        find_compacted(
-            file,
-            lambda position, length: bytes(data[position : position + length - 1]),
-            int(entries["key_hash"][0]),
-            *EVER,
-        )
+        find_compacted(file, lambda position, length: read(position, length - 1), wanted, *EVER)
 
 
 @pytest.mark.parametrize("count", [1, 5, 29, 38, 39])

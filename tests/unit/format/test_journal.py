@@ -38,12 +38,8 @@ PREFIXES = [None] + [state(parse_journal(WHOLE[:end], "j")) for end in BORDERS[1
 
 def test_whole_journal():
     journal = parse_journal(WHOLE, "j")
-    assert (journal.file_id, journal.layout, journal.begin_ms, journal.lane) == (
-        "id-1",
-        LAYOUT,
-        1_700_000_000_000,
-        "main",
-    )
+    named = (journal.file_id, journal.layout, journal.begin_ms, journal.lane)
+    assert named == ("id-1", LAYOUT, 1_700_000_000_000, "main")
     assert (journal.sequence, journal.offset_space, journal.created_ms) == (7, "custom", 1_700_000_000_500)
     assert state(journal) == (5, {1: "orders", 2: "\ud83d {"}, {"a": 11, "b": 2}, True, len(WHOLE))
     assert (journal.seconds, journal.end_ms) == ((-5, 20), 1_700_000_000_900)
@@ -120,9 +116,8 @@ def test_sound_frames_with_wrong_content(document):
 
 def test_entries_behind_the_seal():
     batch = encode_batch(BatchRecord(1, 1, 0, 0, 0, 0), {})
-    assert parse_journal(
-        OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3}), "j"
-    ).positions == {"s": 3}
+    sealed = OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3})
+    assert parse_journal(sealed, "j").positions == {"s": 3}
     with pytest.raises(CorruptFile, match="after the seal"):
         parse_journal(OPEN + encode_seal() + batch, "j")
 

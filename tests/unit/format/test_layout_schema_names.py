@@ -79,12 +79,8 @@ def test_headers():
 
 def test_declared_schema():
     schema = Schema.of(OrderItem)
-    assert schema.extra == (
-        Column("fingerprint", ">u4"),
-        Column("region", ">u2", True),
-        Column("price", ">f8"),
-        Column("label", "|S16"),
-    )
+    own = (Column("region", ">u2", True), Column("price", ">f8"), Column("label", "|S16"))
+    assert schema.extra == (Column("fingerprint", ">u4"), *own)
     assert schema.item.itemsize == 28 + 4 + 2 + 8 + 16
     assert schema.identity_extra == ("region",)
     assert schema.keyed
@@ -94,12 +90,8 @@ def test_declared_schema():
     assert restored == schema
     made = restored.item_type()
     about = {"topic": "t", "topic_id": 1, "queue_id": 2, "offset": 3, "size": 4, "timestamp_ms": 5, "key_hash": 6}
-    assert made(**about, region=7, label=b"x").to_dict() == about | {
-        "fingerprint": 0,
-        "region": 7,
-        "price": 0,
-        "label": "78",
-    }
+    own = {"fingerprint": 0, "region": 7, "price": 0, "label": "78"}
+    assert made(**about, region=7, label=b"x").to_dict() == about | own
     assert Schema.of(made) == schema
     assert (ROCKETMQ_SCHEMA.item_type(), KEYED_SCHEMA.item_type()) == (IndexItem, KeyedIndexItem)
 
@@ -107,23 +99,9 @@ def test_declared_schema():
 @pytest.mark.parametrize(
     "column",
     [
-        Column("queue_id", ">u4"),
-        Column("previous", ">u4"),
-        Column("timestamp_ms", ">u4"),
-        Column("two words", ">u4"),
-        Column("", ">u4"),
-        Column("class", ">u4"),
-        Column("x", "<u4"),
-        Column("x", "u4"),
-        Column("x", ">c8"),
-        Column("x", "O"),
-        Column("x", "S"),
-        Column("x", "nonsense"),
-        Column("x", "3>u2"),
-        Column("x", ">u2,>u2"),
-        Column("x", ">f8", True),
-        Column("x", "S4", True),
-        Column("x", ">M8[s]"),
+        *(Column(name, ">u4") for name in ("queue_id", "previous", "timestamp_ms", "two words", "", "class")),
+        *(Column("x", dtype) for dtype in ("<u4", "u4", ">c8", "O", "S", "nonsense", "3>u2", ">u2,>u2", ">M8[s]")),
+        *(Column("x", dtype, True) for dtype in (">f8", "S4")),
     ],
     ids=str,
 )
@@ -195,18 +173,10 @@ def test_names():
     assert re.fullmatch(r"001700000000000-[0-9a-f]{12}", file_id)
     assert names.new_file_id(0) != names.new_file_id(0)
     assert names.file_id_of(file_id + ".index") == names.file_id_of(file_id + ".journal") == file_id
-    for name in (
-        file_id,
-        file_id + ".tmp",
-        file_id + ".index.tmp",
-        ".tmp-" + file_id,
-        "x.index",
-        file_id.upper() + "G.index",
-        "",
-    ):
-        assert names.file_id_of(name) is None
     arabic = "".join(chr(0x660 + int(digit)) for digit in file_id[:15])
-    assert names.file_id_of(f"{arabic}{file_id[15:]}.index") is None
+    others = [f"{file_id}.tmp", f"{file_id}.index.tmp", f".tmp-{file_id}", f"{file_id.upper()}G.index"]
+    for name in (file_id, *others, "x.index", "", f"{arabic}{file_id[15:]}.index"):
+        assert names.file_id_of(name) is None
     assert names.log_name(7) == "log/00000000000000000007"
     assert names.checkpoint_name(7) == "checkpoint/00000000000000000007"
     assert names.checkpoint_name(7, "0123456789abcdef" * 2) == "checkpoint/00000000000000000007-0123456789abcdef"

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.core import compiled_core
-from tiered_index import kernels
+from tests.support.core import using
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import MOST_ITEMS
@@ -21,32 +19,17 @@ from tiered_index.format.shard import answer_sorted
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine, read_line
 
+pytestmark = pytest.mark.usefixtures("way")
 ODD = Schema(
     "Odd",
     (
-        Column("fingerprint", ">u4"),
-        Column("part", ">u8", identity=True),
-        Column("flag", "|i1"),
-        Column("share", ">f8"),
-        Column("half", ">f2"),
-        Column("tag", "|S3"),
-        Column("trace", "|S11"),
+        *(Column("fingerprint", ">u4"), Column("part", ">u8", identity=True), Column("flag", "|i1")),
+        *(Column("share", ">f8"), Column("half", ">f2"), Column("tag", "|S3"), Column("trace", "|S11")),
     ),
 )
 # a column of another name than the key's fingerprint, and of its name with another type
 UNKEYED = Schema("Unkeyed", (Column("fingerprint", ">i8"), Column("price", ">i2")))
 SCHEMAS = {schema.name: schema for schema in (KEYED_SCHEMA, ROCKETMQ_SCHEMA, ODD, UNKEYED)}
-
-
-@pytest.fixture(scope="module", params=["NumPy", "loops"], autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Have every search done by NumPy, or by the compiled core."""
-    with pytest.MonkeyPatch.context() as patch:
-        loops = None
-        if request.param == "loops":
-            loops = compiled_core()
-        patch.setattr(kernels, "_core", loops)
-        yield request.param
 
 
 def pack(packing: Packing, items: Any) -> bytes:
@@ -164,7 +147,9 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
         assert found.dtype == items.dtype
         assert by_numpy(packing, cut, count, key_hash) == found.tobytes()
     runs = [(pack(packing, items), len(items)), (cut, count)]
-    assert all_items(packing, runs) == all_items(packing, runs, by_numpy=True)
+    found = all_items(packing, runs)
+    with using(None):
+        assert all_items(packing, runs) == found
     asked = packing.ranks_of(np.array([0, 5, own], np.int32))
     # NumPy and loops refuse the same runs, and those that are opened one by one, also where no key of them is asked for
     for ranks in (asked, asked[:0], packing.ranks_of(np.array([77], np.int32))):
@@ -204,8 +189,7 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
 
 def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
     """Return what NumPy finds in a run, or why not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_core", None)
+    with using(None):
         try:
             return unpack(packing, data, count, key_hash).tobytes()
         except CorruptFile as error:
@@ -217,8 +201,7 @@ def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> t
     where a rank is of no hash, as only intent makes one: its bytes are those of another hash.
     """
     parts = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_core", None)
+    with using(None):
         for data, count in runs:
             try:
                 items = unpack(packing, data, count)
@@ -230,17 +213,13 @@ def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> t
     return b"".join(part.tobytes() for part in parts), list(map(len, parts))
 
 
-def all_items(packing: Packing, runs: list[tuple[bytes, int]], *, by_numpy: bool = False) -> bytes | str:
+def all_items(packing: Packing, runs: list[tuple[bytes, int]]) -> bytes | str:
     """Return the items of several runs, or why there are none."""
-    with pytest.MonkeyPatch.context() as patch:
-        if by_numpy:
-            patch.setattr(kernels, "_core", None)
-        try:
-            return packing.unpack([data for data, _ in runs], np.array([count for _, count in runs], int), "f")[
-                0
-            ].tobytes()
-        except CorruptFile as error:
-            return str(error)
+    pieces, counts = [data for data, _ in runs], np.array([count for _, count in runs], int)
+    try:
+        return packing.unpack(pieces, counts, "f")[0].tobytes()
+    except CorruptFile as error:
+        return str(error)
 
 
 def test_a_line_goes_through_the_last_of_equal_offsets() -> None:

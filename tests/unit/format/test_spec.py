@@ -95,16 +95,13 @@ def journal_records(entries):
     ]
 
 
-HEADER_PARTS = [(4, "magic"), (8, "begin timestamp, ms"), (8, "end timestamp, ms"), (4, "slots in use"), (4, "items")]
-ITEM_PARTS = [
-    (4, "key_hash"),
-    (4, "topic_id"),
-    (4, "queue_id"),
-    (8, "offset"),
-    (4, "size"),
-    (4, "time_diff_s"),
-    (4, "fingerprint"),
-]
+def sized(text):
+    """Return sizes and names of parts, which are written as "4 name | 8 another"."""
+    return [(int(size), name) for size, name in (part.split(" ", 1) for part in text.split(" | "))]
+
+
+HEADER_PARTS = sized("4 magic | 8 begin timestamp, ms | 8 end timestamp, ms | 4 slots in use | 4 items")
+ITEM_PARTS = sized("4 key_hash | 4 topic_id | 4 queue_id | 8 offset | 4 size | 4 time_diff_s | 4 fingerprint")
 
 
 def dump(data, parts, start=0):
@@ -150,17 +147,9 @@ def compacted_dump():
 def packed_dump():
     """The example's items as a packed file."""
     _, _, data = written(packed=True)
-    columns = [
-        ("hash", 8),
-        ("topic_id", 4),
-        ("fingerprint", 4),
-        ("queue_id", 4),
-        ("size", 4),
-        ("offset", 8),
-        ("time less the line", 8),
-    ]
+    columns = sized("8 hash | 4 topic_id | 4 fingerprint | 4 queue_id | 4 size | 8 offset | 8 time less the line")
     parts, bits, at = [*HEADER_PARTS, (1, "run: kind"), (4, "keys")], [], 28 + 5
-    for name, size in columns:
+    for size, name in columns:
         parts += [(1, f"{name}: bits"), (size, "least")]
         bits.append(data[at])
         at += 1 + size
@@ -174,32 +163,10 @@ def packed_dump():
 def trailer_parts(data):
     tail = parse_trailer(data, "example", len(data)).tail
     parts = [(4, f"filter: block 0, word {word}" if not word else f"word {word}") for word in range(8)]
-    parts += [(4, "directory: groups"), (4, "blocks")]
-    parts += [
-        (4, "group 0: first_slot"),
-        (4, "count"),
-        (8, "offset"),
-        (4, "length"),
-        (4, "crc32"),
-        (4, "first_block"),
-        (4, "blocks"),
-    ]
-    parts += [
-        (tail.metadata_length, "text"),
-        (8, "tail: magic"),
-        (4, "format version"),
-        (4, "reserved"),
-        (8, "trailer position"),
-    ]
-    parts += [
-        (8, "filter length"),
-        (8, "directory length"),
-        (8, "metadata length"),
-        (4, "filter crc32"),
-        (4, "directory crc32"),
-    ]
-    parts += [(4, "metadata crc32"), (4, "crc32 of the 60 bytes before")]
-    return parts
+    parts += sized("4 directory: groups | 4 blocks | 4 group 0: first_slot | 4 count | 8 offset | 4 length | 4 crc32")
+    parts += sized(f"4 first_block | 4 blocks | {tail.metadata_length} text | 8 tail: magic | 4 format version")
+    parts += sized("4 reserved | 8 trailer position | 8 filter length | 8 directory length | 8 metadata length")
+    return parts + sized("4 filter crc32 | 4 directory crc32 | 4 metadata crc32 | 4 crc32 of the 60 bytes before")
 
 
 def journal_dump():
@@ -219,21 +186,17 @@ def vectors():
         "|---|---|---|---:|---:|---|",
     ]
     for topic, key in VECTORS:
-        units = " ".join(
-            f"{u:04x}" for u in memoryview(f"{topic}#{key}".encode("utf-16-le", "surrogatepass")).cast("H")
-        )
-        shown = [
-            f"`{text}`" if text and not any(0xD800 <= ord(c) < 0xE000 for c in text) else "" for text in (topic, key)
-        ]
-        shown = [
-            part or ("(empty)" if not text else "(lone surrogate)")
-            for part, text in zip(shown, (topic, key), strict=True)
-        ]
-        rows.append(
-            f"| {shown[0]} | {shown[1]} | {units} | {java_string_hash(f'{topic}#{key}')} | {key_hash(topic, key)} "
-            f"| {fingerprint(topic, key):08x} |"
-        )
+        encoded = f"{topic}#{key}".encode("utf-16-le", "surrogatepass")
+        units = " ".join(f"{u:04x}" for u in memoryview(encoded).cast("H"))
+        numbers = f"{java_string_hash(f'{topic}#{key}')} | {key_hash(topic, key)} | {fingerprint(topic, key):08x}"
+        rows.append(f"| {shown(topic)} | {shown(key)} | {units} | {numbers} |")
     return "\n".join(rows)
+
+
+def shown(text):
+    if not text:
+        return "(empty)"
+    return "(lone surrogate)" if any(0xD800 <= ord(c) < 0xE000 for c in text) else f"`{text}`"
 
 
 def filter_table():
@@ -387,19 +350,8 @@ def test_the_printed_packed_file_is_proven_and_read_by_its_section():
 def test_constants_are_stated():
     text = SPEC.read_text()
     assert all(f"0x{salt:08X}" in text for salt in SALTS)
-    for phrase in (
-        "2,147,483,647",
-        "0x9E3779B1",
-        "0x85EBCA6B",
-        "0xC2B2AE35",
-        "0xFF51AFD7ED558CCD",
-        "0xC4CEB9FE1A85EC53",
-        "10.5",
-        "TIXTAIL\\n",
-        "TIXJRNL\\n",
-        "16,384",
-        "262,144",
-    ):
+    mixers = ("0x9E3779B1", "0x85EBCA6B", "0xC2B2AE35", "0xFF51AFD7ED558CCD", "0xC4CEB9FE1A85EC53")
+    for phrase in (*mixers, "2,147,483,647", "10.5", "TIXTAIL\\n", "TIXJRNL\\n", "16,384", "262,144"):
         assert phrase in text, phrase
     assert ROCKETMQ.items == 20_000_000
 

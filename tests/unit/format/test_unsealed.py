@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import unsealed_image
-from tests.support.core import compiled_core
-from tiered_index import kernels
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
@@ -142,15 +140,6 @@ def test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
         damaged = batch.entries.copy()
         damaged["previous"][3] = wrong
         assert walked(unsealed_image(table, damaged), table, [9], [0], 99) is None
-
-
-@pytest.fixture(params=["NumPy", "loops"])
-def way(request, monkeypatch):
-    """Have batches of any size done by NumPy, or by the compiled core."""
-    loops = None
-    if request.param == "loops":
-        loops = compiled_core()
-    monkeypatch.setattr(kernels, "_core", loops)
 
 
 @pytest.mark.usefixtures("way")

@@ -9,8 +9,7 @@ import pytest
 
 from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.compacted import Compaction
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
 from tiered_index.format.verify import verify_compacted
 
@@ -21,47 +20,58 @@ def giant(make):
     layout = Layout(NATIVE, NATIVE.schema, 2, 30_001)
     rng = np.random.default_rng(3)
     hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
-    table, entries = make.entries(
-        layout, hashes, make.begin_ms + 1000 * np.arange(20_010), make.columns(rng, layout.schema, 20_010)
-    )
-    return b"".join(bytes(p) for p in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about))
+    times, columns = make.begin_ms + 1000 * np.arange(20_010), make.columns(rng, layout.schema, 20_010)
+    return make.compacted(*make.entries(layout, hashes, times, columns))
 
 
-def rebuilt(data, *, body=None, metadata=None, directory=None, recompute=True, filter_bytes=None):
-    """Return the file with a changed body or trailer, all checksums right again: only its content is wrong."""
+def rebuilt(data, *, body=None, metadata=None, more=None, directory=None, filter_bytes=None):
+    """Return the file or shard with a changed body or trailer, all checksums right again: only its content is wrong."""
     trailer = parse_trailer(data, "file", len(data))
-    body = bytearray(body if body is not None else data[: trailer.tail.position])
+    body = data[: trailer.tail.position] if body is None else bytes(body)
     groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
     if directory:
         directory(groups, blocks)
-    if recompute:
-        for table in (groups, blocks):
-            for run in table:
-                run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
-    layout = trailer.metadata.layout
-    crcs = {"header_crc32": zlib.crc32(body[:28]), "slots_crc32": zlib.crc32(body[28 : layout.items_position])}
+    for table in (groups, blocks):
+        for run in table:
+            run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
+    crcs = {"header_crc32": zlib.crc32(body[:HEADER_SIZE])}
+    if not is_shard(trailer):
+        crcs["slots_crc32"] = zlib.crc32(body[HEADER_SIZE : items_position(trailer)])
     meta = dataclasses.replace(trailer.metadata, **(crcs | (metadata or {})))
+    meta = dataclasses.replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
     if filter_bytes is None:
         filter_bytes = data[trailer.tail.position : trailer.tail.directory_position]
-    return bytes(body) + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
+    return body + build_trailer(trailer.tail.position, Directory(groups, blocks), meta, filter_bytes)
+
+
+def is_shard(trailer):
+    return "slot_map" in trailer.metadata.more
+
+
+def items_position(trailer):
+    return HEADER_SIZE if is_shard(trailer) else trailer.metadata.layout.items_position
+
+
+def changed(data, change):
+    """Return the bytes before the trailer with items as `change` has changed them."""
+    trailer = parse_trailer(data, "file", len(data))
+    body = bytearray(data[: trailer.tail.position])
+    change(np.frombuffer(memoryview(body)[items_position(trailer) :], trailer.metadata.layout.schema.item))
+    return bytes(body)
 
 
 def change_item(data, index, **fields):
-    trailer = parse_trailer(data, "file", len(data))
-    body = bytearray(data[: trailer.tail.position])
-    items = np.frombuffer(
-        memoryview(body)[trailer.metadata.layout.items_position :], trailer.metadata.layout.schema.item
-    )
-    for name, value in fields.items():
-        items[name][index] = value
-    return bytes(body)
+    def change(items):
+        for name, value in fields.items():
+            items[name][index] = value
+
+    return changed(data, change)
 
 
 def items_in(data):
     trailer = parse_trailer(data, "file", len(data))
-    return np.frombuffer(
-        data, trailer.metadata.layout.schema.item, trailer.metadata.count, trailer.metadata.layout.items_position
-    )
+    meta = trailer.metadata
+    return np.frombuffer(data, meta.layout.schema.item, meta.count, items_position(trailer))
 
 
 def test_rebuilding_without_change_is_sound(small, giant):
@@ -82,11 +92,11 @@ def test_item_in_another_slot(small):
 def test_items_out_of_order(small):
     items = items_in(small)
     row = next(i for i in range(11) if items["key_hash"][i] == items["key_hash"][i + 1] and items[i] != items[i + 1])
-    swapped = change_item(small, row, **{name: items[name][row + 1] for name in items.dtype.names})
-    swapped = change_item(
-        swapped + small[len(swapped) :], row + 1, **{name: items[name][row] for name in items.dtype.names}
-    )
-    findings = verify(rebuilt(small, body=swapped))
+
+    def swap(items):
+        items[[row, row + 1]] = items[[row + 1, row]]
+
+    findings = verify(rebuilt(small, body=changed(small, swap)))
     assert parts(findings) == {"order"}
     assert findings[0].offset == SMALL.items_position + 32 * (row + 1)
 
@@ -162,21 +172,20 @@ def test_slot_table_does_not_join(small, slot, position, length):
 
 
 def test_directory_does_not_cover(small, giant):
-    def set_field(table, name, row, delta):
-        def change(groups, blocks):
-            chosen = groups if table == "groups" else blocks
-            chosen[name][row] = int(chosen[name][row]) + delta
+    def spoiled(data, table, name, row, delta):
+        def change(*tables):
+            tables[table][name][row] = int(tables[table][name][row]) + delta
 
-        return change
+        return parts(verify(rebuilt(data, directory=change)))
 
     for name, delta in (("first_slot", 1), ("count", 1), ("offset", 32), ("length", -32)):
-        assert parts(verify(rebuilt(small, directory=set_field("groups", name, 0, delta)))) == {"directory"}, name
-    for name, row, delta in (("first_block", 0, 1), ("blocks", 0, -1), ("blocks", 0, 1)):
-        assert parts(verify(rebuilt(giant, directory=set_field("groups", name, row, delta)))) == {"directory"}, name
+        assert spoiled(small, 0, name, 0, delta) == {"directory"}, name
+    for name, delta in (("first_block", 1), ("blocks", -1), ("blocks", 1)):
+        assert spoiled(giant, 0, name, 0, delta) == {"directory"}, name
     # blocks that no group names
     assert parts(verify(rebuilt(giant, directory=lambda groups, blocks: groups["blocks"].fill(0)))) == {"directory"}
     for name, delta in (("offset", 32), ("length", -32), ("count", -1)):
-        assert parts(verify(rebuilt(giant, directory=set_field("blocks", name, 1, delta)))) == {"directory"}, name
+        assert spoiled(giant, 1, name, 1, delta) == {"directory"}, name
 
 
 def test_damaged_run_is_named_and_the_rest_is_still_checked(giant):
@@ -209,9 +218,8 @@ def test_items_that_the_filter_denies(small, column):
     """Every item must be in the filter; all that are not make one finding, at the first of them."""
     wrong = int(items_in(small)[column][3]) ^ 1 << 20
     findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
-    assert [(f.problem, f.offset) for f in findings] == [
-        ("1 items are excluded by the filter", SMALL.items_position + 3 * 32)
-    ]
+    told = ("1 items are excluded by the filter", SMALL.items_position + 3 * 32)
+    assert [(f.problem, f.offset) for f in findings] == [told]
     (finding,) = verify(rebuilt(small, filter_bytes=bytes(32)))
     assert (finding.part, finding.offset) == ("filter", SMALL.items_position)
     assert finding.problem.startswith("12 items")

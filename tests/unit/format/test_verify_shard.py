@@ -2,21 +2,21 @@
 kind of defect.
 """
 
-import dataclasses
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.cases import each
+from tests.support.compacted_files import reader
+from tests.unit.format.test_verify import change_item, changed, items_in, rebuilt
 from tiered_index.format.layout import NATIVE, PRESETS, Layout
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.time_line import TimeLine
-from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
+from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.verify import Finding, verify_shard
 
 Items = npt.NDArray[Any]
@@ -69,48 +69,11 @@ def packed_giant() -> bytes:
 
 
 def verify(data: bytes) -> list[Finding]:
-    return verify_shard(lambda position, length: data[position : position + length], len(data), "shard")
+    return verify_shard(reader(data), len(data), "shard")
 
 
 def parts(data: bytes) -> set[str]:
     return {finding.part for finding in verify(data)}
-
-
-def items_in(data: bytes) -> Items:
-    return np.frombuffer(data, KEYED_SCHEMA.item, parse_trailer(data, "f", len(data)).metadata.count, 28)
-
-
-def rebuilt(
-    data: bytes,
-    *,
-    body: bytes | None = None,
-    metadata: dict[str, Any] | None = None,
-    more: dict[str, Any] | None = None,
-    directory: Callable[[Items, Items], None] | None = None,
-) -> bytes:
-    """Return the shard with a changed body or trailer, all CRC32s right again: only its content is wrong."""
-    trailer = parse_trailer(data, "f", len(data))
-    body = data[: trailer.tail.position] if body is None else body
-    groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
-    if directory is not None:
-        directory(groups, blocks)
-    for table in (groups, blocks):
-        for run in table:
-            run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
-    meta = dataclasses.replace(trailer.metadata, **({"header_crc32": zlib.crc32(body[:28])} | (metadata or {})))
-    meta = dataclasses.replace(meta, more={k: v for k, v in {**meta.more, **(more or {})}.items() if v is not None})
-    return body + build_trailer(
-        len(body), Directory(groups, blocks), meta, data[trailer.tail.position : trailer.tail.directory_position]
-    )
-
-
-def changed(data: bytes, row: int, **fields: int) -> bytes:
-    """Return the bytes before the trailer with one item changed."""
-    body = bytearray(data[: parse_trailer(data, "f", len(data)).tail.position])
-    items = np.frombuffer(memoryview(body)[28:], KEYED_SCHEMA.item)
-    for name, value in fields.items():
-        items[name][row] = value
-    return bytes(body)
 
 
 @pytest.mark.parametrize("slots", [SlotMap(1), SLOTS, SlotMap(1000), SlotMap(1000, join=64)], ids=str)
@@ -153,26 +116,17 @@ def test_a_flipped_bit_in_a_block_names_the_block(giant: bytes) -> None:
 
 
 def test_an_item_of_another_slot_group(giant: bytes) -> None:
-    row = -1
-    wrong = rebuilt(giant, body=changed(giant, 0, key_hash=int(items_in(giant)["key_hash"][row])))
+    wrong = rebuilt(giant, body=change_item(giant, 0, key_hash=int(items_in(giant)["key_hash"][-1])))
     assert {"slot", "order", "checksum"} <= parts(wrong)
 
 
 def test_items_out_of_order_and_another_sum(small: bytes) -> None:
-    items = items_in(small)
-    same = {name: int(items[name][10]) for name in ("offset", "size", "topic_id", "queue_id", "time_diff_s")}
-    body = changed(small, 10, key_hash=int(items["key_hash"][11]), fingerprint=int(items["fingerprint"][11]))
-    swapped = rebuilt(
-        body + small[len(body) :],
-        body=changed(
-            body + small[len(body) :],
-            11,
-            key_hash=int(items["key_hash"][10]),
-            fingerprint=int(items["fingerprint"][10]),
-        ),
-    )
-    assert {"order", "checksum"} <= parts(swapped) and same
-    assert parts(rebuilt(small, body=changed(small, 4, size=9))) == {"checksum"}
+    def swap_keys(items: Items) -> None:
+        for name in ("key_hash", "fingerprint"):
+            items[name][[10, 11]] = items[name][[11, 10]]
+
+    assert {"order", "checksum"} <= parts(rebuilt(small, body=changed(small, swap_keys)))
+    assert parts(rebuilt(small, body=change_item(small, 4, size=9))) == {"checksum"}
 
 
 def test_order_across_blocks(giant: bytes) -> None:
@@ -180,7 +134,7 @@ def test_order_across_blocks(giant: bytes) -> None:
     trailer = parse_trailer(giant, "f", len(giant))
     row = (int(trailer.directory.blocks[1]["offset"]) - 28) // SIZE
     newest = int(items_in(giant)["time_diff_s"].max())
-    wrong = rebuilt(giant, body=changed(giant, row, time_diff_s=newest))
+    wrong = rebuilt(giant, body=change_item(giant, row, time_diff_s=newest))
     (finding,) = [finding for finding in verify(wrong) if finding.part == "order"]
     assert finding.offset is not None
     assert parts(wrong) == {"order", "bounds", "checksum"}
@@ -194,18 +148,12 @@ def test_seconds_topics_filters_and_counts(small: bytes) -> None:
     assert parts(rebuilt(small, metadata={"topics": ()})) == set()
     assert parts(rebuilt(small, metadata={"slots_in_use": 3})) == {"metadata"}
     assert parts(rebuilt(small, more={"checksum": "0" * 16})) == {"checksum"}
-    assert "filter" in parts(rebuilt(small, body=changed(small, 4, fingerprint=9)))
+    assert "filter" in parts(rebuilt(small, body=change_item(small, 4, fingerprint=9)))
 
 
 def test_geometry_and_window(small: bytes) -> None:
-    for metadata in (
-        {"count": 49},
-        {"begin_ms": BEGIN_S * 1000 + 1},
-        {"end_ms": 5},
-        {"slot_base": 8},
-        {"slot_range": (0, 22)},
-        {"slot_range": (5, 5)},
-    ):
+    begin_ms = BEGIN_S * 1000 + 1
+    for metadata in each(count=[49], begin_ms=[begin_ms], end_ms=[5], slot_base=[8], slot_range=[(0, 22), (5, 5)]):
         assert "metadata" in parts(rebuilt(small, metadata=metadata)), metadata
     assert parts(rebuilt(small, metadata={"second_max": BEGIN_S + 86400})) == {"interval"}
     for more in ({"window_s": None}, {"checksum": None}, {"checksum": "no"}, {"window_s": 3600}):
@@ -214,30 +162,28 @@ def test_geometry_and_window(small: bytes) -> None:
 
 
 def test_a_header_that_contradicts_the_trailer(small: bytes) -> None:
+    items = small[28 : parse_trailer(small, "f", len(small)).tail.position]
     for header in (b"TIXC" + small[4:28], small[:20] + b"\0\0\0\1" + small[24:28], small[:11] + b"\1" + small[12:28]):
-        assert "header" in parts(
-            rebuilt(small, body=header + small[28 : parse_trailer(small, "f", len(small)).tail.position])
-        )
+        assert "header" in parts(rebuilt(small, body=header + items))
+
+
+def spoiled(data: bytes, table: int, name: str, change: int, row: int = 1) -> set[str]:
+    """Return what is found where a number of the groups (0) or blocks (1) is another."""
+
+    def change_it(*tables: Items) -> None:
+        tables[table][name][row] += change
+
+    return parts(rebuilt(data, directory=change_it))
 
 
 def test_directories_that_do_not_cover_the_items(giant: bytes) -> None:
-    def spoil(change: Callable[[Items, Items], None]) -> set[str]:
-        return parts(rebuilt(giant, directory=change))
-
-    def set_group(name: str, change: int, row: int = 1) -> Callable[[Items, Items], None]:
-        return lambda groups, blocks: groups[name].__setitem__(row, groups[name][row] + change)
-
     for name, change in (("first_slot", 100), ("offset", SIZE), ("length", SIZE), ("count", 1)):
-        assert "directory" in spoil(set_group(name, change)), name
-    assert "directory" in spoil(set_group("first_slot", 1, row=0))
-
-    def set_block(name: str, change: int) -> Callable[[Items, Items], None]:
-        return lambda groups, blocks: blocks[name].__setitem__(1, blocks[name][1] + change)
-
+        assert "directory" in spoiled(giant, 0, name, change), name
+    assert "directory" in spoiled(giant, 0, "first_slot", 1, row=0)
     for name in ("offset", "length", "count"):
-        assert spoil(set_block(name, SIZE)) == {"directory"}, name
+        assert spoiled(giant, 1, name, SIZE) == {"directory"}, name
     for name in ("hash_min", "hash_max", "second_min", "second_max"):
-        assert spoil(set_block(name, 1)) == {"bounds"}, name
+        assert spoiled(giant, 1, name, 1) == {"bounds"}, name
 
 
 def test_what_a_packed_shard_says_of_its_items_is_checked(packed_giant: bytes) -> None:
@@ -254,18 +200,12 @@ def test_what_a_packed_shard_says_of_its_items_is_checked(packed_giant: bytes) -
 
 
 def test_directories_that_do_not_cover_packed_items(packed_giant: bytes) -> None:
-    def spoil(table: int, name: str, change: int, row: int = 1) -> set[str]:
-        def change_it(*tables: Items) -> None:
-            tables[table][name][row] += change
-
-        return parts(rebuilt(packed_giant, directory=change_it))
-
     for table in (0, 1):
         for name in ("offset", "length", "count"):
-            assert spoil(table, name, 1) == {"directory"}, name
-    assert spoil(0, "first_slot", 100) == {"directory"}
+            assert spoiled(packed_giant, table, name, 1) == {"directory"}, name
+    assert spoiled(packed_giant, 0, "first_slot", 100) == {"directory"}
     for name in ("hash_min", "hash_max", "second_min", "second_max"):
-        assert spoil(1, name, 1) == {"bounds"}, name
+        assert spoiled(packed_giant, 1, name, 1) == {"bounds"}, name
 
     def move_one(groups: Items, blocks: Items) -> None:
         blocks["count"][0] += 1
