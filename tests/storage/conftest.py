@@ -1,5 +1,6 @@
 """What storage tests share: the way to the S3 server, and a database file."""
 
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,14 @@ def scripted(answering: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Scri
 
 # the libraries through which an S3 storage can read: plain boto3, and obstore where it is installed
 WAYS = ["boto3", "obstore"] if find_spec("obstore") else ["boto3"]
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """What a server waits for during a whole test."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """An HTTP server that answers what a test scripts, to show an S3 client the answers that good servers never give."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -20,26 +20,9 @@ from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 NEIGHBOURS = (
-    "a",
-    "a-b",
-    "a.b",
-    "a0",
-    "a0b",
-    "a-",
-    "a.",
-    "aa",
-    "A",
-    "b",
-    "0",
-    "-",
-    "_",
-    "...",
-    ".hidden",
-    "a+b",
-    "a=b",
-    "a@b",
+    "a", "a-b", "a.b", "a0", "a0b", "a-", "a.", "aa", "A", "b", "0", "-", "_", "...", ".hidden", "a+b", "a=b", "a@b",
     "x" * 60,
-)
+)  # fmt: skip
 # "-" and "." sort before "/", "0" right behind it
 
 

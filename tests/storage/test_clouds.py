@@ -3,7 +3,6 @@
 import json
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -49,9 +48,7 @@ class TestGoogleStorage(StorageConformance):
             yield another
 
 
-def test_requests_are_counted_with_their_repeats(
-    uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_counted_with_their_repeats(uri, google, monkeypatch):
     storage = MeteredStorage(open_storage(uri))
     assert isinstance(storage.inner, CloudStorage)
     monkeypatch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
@@ -66,7 +63,7 @@ def test_requests_are_counted_with_their_repeats(
         storage.get("a")
 
 
-def test_a_large_upload_is_written_in_chunks(uri: str, google: GoogleServer) -> None:
+def test_a_large_upload_is_written_in_chunks(uri, google):
     bodies = [bytes([n]) * (6 << 20) for n in range(3)]
     with open_storage(uri) as storage:
         handle = storage.begin_upload("large")
@@ -77,7 +74,7 @@ def test_a_large_upload_is_written_in_chunks(uri: str, google: GoogleServer) -> 
     assert [name for name in google.objects if name.startswith(bucket)] == [f"{bucket}/some/prefix/large"]
 
 
-def test_an_index_in_the_storage(uri: str, tmp_path: Path) -> None:
+def test_an_index_in_the_storage(uri, tmp_path):
     small = {"slots": 7, "items": 12}
     with IndexService.open(root=tmp_path, storage=uri, background=False, **small) as index:
         index.put("t", 0, "k", 5, 1, 1_700_000_000_000)
@@ -87,7 +84,7 @@ def test_an_index_in_the_storage(uri: str, tmp_path: Path) -> None:
         assert [item.offset for item in reader.query("t", "k")] == [5]
 
 
-def test_wrong_set_ups_raise_typed_errors(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_set_ups_raise_typed_errors(uri, monkeypatch):
     missing = f"gs://no-such-bucket{uri[uri.index('/some') :]}"
     with open_storage(missing) as storage:
         for call in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
@@ -101,7 +98,7 @@ def test_wrong_set_ups_raise_typed_errors(uri: str, monkeypatch: pytest.MonkeyPa
         probe_put_if_absent(storage)
 
 
-def test_redirects_to_another_host_are_refused(uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirects_to_another_host_are_refused(uri, google, monkeypatch):
     with google_server() as other, open_storage(uri) as storage:
         elsewhere = other.endpoint_url.replace("127.0.0.1", "localhost")
         monkeypatch.setattr(google, "answer", lambda *_: Reply(307, headers=(("Location", f"{elsewhere}/b/a"),)))
@@ -113,9 +110,7 @@ def test_redirects_to_another_host_are_refused(uri: str, google: GoogleServer, m
         assert other.requests == []
 
 
-def test_a_leased_blob_does_not_count_as_an_existing_object(
-    uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leased_blob_does_not_count_as_an_existing_object(uri, google, monkeypatch):
     """This is Azure's response to a write of a leased blob."""
     with open_storage(uri) as storage:
         monkeypatch.setattr(google, "answer", lambda *_: error(412, "LeaseIdMissing"))
@@ -125,7 +120,7 @@ def test_a_leased_blob_does_not_count_as_an_existing_object(
 
 
 @pytest.mark.parametrize("size", [0, 5, 8 << 20, 17 << 20, 24 << 20])
-def test_requests_of_an_upload_are_counted(uri: str, google: GoogleServer, size: int) -> None:
+def test_requests_of_an_upload_are_counted(uri, google, size):
     storage = MeteredStorage(open_storage(uri))
     handle = storage.begin_upload("large")
     part = storage.upload_part(handle, 1, bytes(size))
@@ -135,7 +130,7 @@ def test_requests_of_an_upload_are_counted(uri: str, google: GoogleServer, size:
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2000])
-def test_requests_of_a_listing_are_counted(uri: str, google: GoogleServer, count: int) -> None:
+def test_requests_of_a_listing_are_counted(uri, google, count):
     storage = MeteredStorage(open_storage(uri))
     place = f"{uri.split('/')[2]}/some/prefix/log"
     google.answer("PUT", f"/{place}/", {}, b"")
@@ -145,7 +140,7 @@ def test_requests_of_a_listing_are_counted(uri: str, google: GoogleServer, count
     assert storage.total.requests == len(google.requests)
 
 
-def test_the_hosts_that_renew_credentials_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_that_renew_credentials_are_known(monkeypatch):
     monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://login.microsoftonline.us/")
     with open_storage("gs://bucket/p") as google, open_storage("az://container/p?account=a") as azure:
         assert isinstance(google, CloudStorage) and isinstance(azure, CloudStorage)

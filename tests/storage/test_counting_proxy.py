@@ -2,7 +2,6 @@
 
 import http.client
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,9 +58,8 @@ def test_every_kind_of_call_passes_and_is_counted_as_the_meter_counts_it(
     assert counts["DELETE", False, f"{bucket}/pre fix/a"] == Count(1, 0)
     assert counts["GET", False, bucket].requests == counts["POST", False, bucket].requests == 1
     assert sum(count.requests for count in counts.values()) == metered.total.requests == len(proxy.exchanges)
-    assert sum(
-        e.bytes for e in proxy.exchanges if e.method == "GET" and e.status in (200, 206) and e.key != bucket
-    ) == (metered.total.bytes_read)
+    read = [e.bytes for e in proxy.exchanges if e.method == "GET" and e.status in (200, 206) and e.key != bucket]
+    assert sum(read) == metered.total.bytes_read
     assert proxy.reset()
     assert proxy.counts() == {}
 
@@ -78,20 +76,12 @@ def test_what_the_client_sent_arrives_unchanged() -> None:
         upstream.answers(Answer(200, b"body", {"X-Odd": "a, b", "ETag": '"e"'}))
         client = http.client.HTTPConnection(proxy.endpoint_url.removeprefix("http://"), timeout=30)
         for _ in range(2):
-            headers = {
-                "Host": "elsewhere.example",
-                "Authorization": "AWS4 x=y",
-                "X-Amz-Meta-A": "v",
-                "Range": "bytes=0-3",
-            }
+            headers = {"Host": "elsewhere.example", "Authorization": "AWS4 x=y"}
+            headers |= {"X-Amz-Meta-A": "v", "Range": "bytes=0-3"}
             client.request("PUT", "/bucket/a%20b/c?x=1&y=%2F", body=b"\0\xff" * 500, headers=headers)
             answer = client.getresponse()
             assert (answer.status, answer.read()) == (200, b"body")
-            assert (answer.getheader("X-Odd"), answer.getheader("ETag"), answer.getheader("Content-Length")) == (
-                "a, b",
-                '"e"',
-                "4",
-            )
+            assert [answer.getheader(name) for name in ("X-Odd", "ETag", "Content-Length")] == ["a, b", '"e"', "4"]
         client.close()
         assert proxy.connections == 1
         assert proxy.counts() == {("PUT", True, "bucket/a b/c"): Count(2, 8)}
@@ -99,16 +89,3 @@ def test_what_the_client_sent_arrives_unchanged() -> None:
     assert (sent.method, sent.path, sent.body) == ("PUT", "/bucket/a%20b/c?x=1&y=%2F", b"\0\xff" * 500)
     assert {name: sent.headers[name] for name in headers} == headers
     assert sent.headers.keys() == headers.keys() | {"Accept-Encoding", "Content-Length"}
-
-
-def test_many_clients_at_once_are_counted_exactly(storage: S3Storage, proxy: CountingProxy) -> None:
-    for n in range(4):
-        storage.put(f"object-{n}", DATA)
-    proxy.reset()
-
-    def read(n: int) -> bool:
-        return storage.get_range(f"object-{n % 4}", n, 100) == (DATA + DATA)[n : n + 100]
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(read, range(200)))
-    assert proxy.counts() == {("GET", True, f"{storage.bucket}/pre fix/object-{n}"): Count(50, 5000) for n in range(4)}

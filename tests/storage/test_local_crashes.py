@@ -108,9 +108,7 @@ def value(storage: Storage, name: str) -> bytes | None:
 
 @pytest.mark.parametrize("acts", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("operation", "name", "old", "new"), OPERATIONS.values(), ids=OPERATIONS.keys())
-def test_a_crash_at_any_call_leaves_old_or_new(
-    tmp_path: Path, operation: Callable[[Storage], None], name: str, old: bytes | None, new: bytes | None, acts: bool
-) -> None:
+def test_a_crash_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, new, acts):
     seen: set[bytes | None] = set()
     for nth in range(1, 200):
         folder = tmp_path / str(nth)
@@ -159,9 +157,7 @@ def test_a_crash_at_any_call_leaves_old_or_new(
     ids=lambda value: errno.errorcode.get(value, "") if isinstance(value, int) else value.__name__,
 )
 @pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
-def test_a_failing_call_is_a_typed_error_and_leaves_no_rubbish(
-    tmp_path: Path, operation: Callable[[Storage], None], number: int, kind: type[Exception]
-) -> None:
+def test_a_failing_call_is_a_typed_error_and_leaves_no_rubbish(tmp_path, operation, number, kind):
     failures = 0
     for only in ("create", "pwrite", "sync", "rename", "link"):
         for nth in range(1, 30):
@@ -182,7 +178,7 @@ def test_a_failing_call_is_a_typed_error_and_leaves_no_rubbish(
     assert failures >= 4
 
 
-def test_a_file_system_without_hard_links_is_refused(tmp_path: Path) -> None:
+def test_a_file_system_without_hard_links_is_refused(tmp_path):
     disk = FaultyDisk(1, error=errno.EOPNOTSUPP, only="link")
     with pytest.raises(StorageMisconfigured, match="hard links"):
         LocalStorage(tmp_path, disk=disk).put_if_absent("a", b"x")
@@ -190,9 +186,7 @@ def test_a_file_system_without_hard_links_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", [put, put_if_absent, upload], ids=lambda operation: operation.__name__)
-def test_data_is_synced_before_it_is_named_and_every_new_name_after(
-    tmp_path: Path, operation: Callable[[Storage], None]
-) -> None:
+def test_data_is_synced_before_it_is_named_and_every_new_name_after(tmp_path, operation):
     disk = FaultyDisk(0)
     root = tmp_path / "new" / "root"
     operation(LocalStorage(root, disk=disk))
@@ -219,7 +213,7 @@ def test_data_is_synced_before_it_is_named_and_every_new_name_after(
     assert unsynced_names == set()
 
 
-def test_a_full_disk_refuses_whole_and_the_next_put_works(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_whole_and_the_next_put_works(tmp_path):
     storage = LocalStorage(tmp_path, disk=FaultyDisk(1, error=errno.ENOSPC, only="pwrite"))
     with pytest.raises(DiskFull):
         storage.put("a", b"x" * 100)
@@ -228,7 +222,7 @@ def test_a_full_disk_refuses_whole_and_the_next_put_works(tmp_path: Path) -> Non
     assert storage.get("a") == b"y"
 
 
-def test_a_losing_put_if_absent_writes_nothing(tmp_path: Path) -> None:
+def test_a_losing_put_if_absent_writes_nothing(tmp_path):
     LocalStorage(tmp_path).put("a", b"x")
     disk = FaultyDisk(0)
     with pytest.raises(ObjectExists):
@@ -236,7 +230,7 @@ def test_a_losing_put_if_absent_writes_nothing(tmp_path: Path) -> None:
     assert disk.calls == []
 
 
-def test_a_delete_is_durable_when_it_returns(tmp_path: Path) -> None:
+def test_a_delete_is_durable_when_it_returns(tmp_path):
     for name in ("a/1", "a/2", "b/1"):
         LocalStorage(tmp_path).put(name, b"x")
     disk = FaultyDisk(0)
@@ -247,7 +241,7 @@ def test_a_delete_is_durable_when_it_returns(tmp_path: Path) -> None:
     assert {arguments[0] for name, arguments in disk.calls if name == "sync_folder"} == removed_from
 
 
-def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path: Path) -> None:
+def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path):
     """The first look finds nothing; what decides is the step that gives the name."""
 
     class Meanwhile(Disk):

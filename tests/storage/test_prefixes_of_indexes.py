@@ -3,7 +3,7 @@ beside them.
 """
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,19 +12,10 @@ from tests.support.s3_server import S3Server
 from tests.support.several_indexes import Cluster, rows
 from tiered_index import IndexReader
 from tiered_index.errors import NotAnIndex, StorageMisconfigured
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 Uri = Callable[[str], str]
 """Makes the URI of what lies below the prefix; of nothing: the prefix's own."""
-
-
-@pytest.fixture
-def memory() -> Iterator[Uri]:
-    name = uuid.uuid4().hex
-    yield lambda below: f"memory://{name}/cluster{below}"
-    for below in ("", "/broker-0", "/broker-1", "/backup", "/area/broker-0"):
-        MemoryStorage.forget(f"{name}/cluster{below}")
 
 
 @pytest.fixture
@@ -46,7 +37,7 @@ def whole_bucket(s3_environment: S3Server) -> Uri:
     return lambda below: f"s3://{bucket}{below}?endpoint_url={s3_environment.endpoint_url}"
 
 
-@pytest.fixture(params=["memory", "file", "s3", "whole_bucket"])
+@pytest.fixture(params=["file", "s3", "whole_bucket"])
 def uri(request: pytest.FixtureRequest) -> Uri:
     made: Uri = request.getfixturevalue(request.param)
     return made

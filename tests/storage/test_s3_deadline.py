@@ -4,6 +4,7 @@ The GETs go by the client's method; those through obstore are in `test_s3_gets`.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,12 @@ class Waits:
 
     def deadline_in(self, seconds: float) -> float:
         return self.now_s + seconds
+
+    @contextmanager
+    def exceeded(self, seconds: float, said: str) -> Iterator[None]:
+        """Set a deadline that what is done within the block does not keep."""
+        with deadline_at(self.deadline_in(seconds)), pytest.raises(BudgetExceeded, match=said):
+            yield
 
 
 @pytest.fixture
@@ -70,20 +77,15 @@ WRITES: tuple[Callable[[S3Storage], object], ...] = (
 )
 
 
-def test_past_the_deadline_nothing_is_sent(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+def test_past_the_deadline_nothing_is_sent(s3, scripted, waits):
     for call in (*READS, *WRITES):
-        with (
-            deadline_at(waits.deadline_in(0)),
-            pytest.raises(BudgetExceeded, match=r"timeout_s was reached while .*s3://bucket"),
-        ):
+        with waits.exceeded(0, r"timeout_s was reached while .*s3://bucket"):
             call(s3)
     assert scripted.requests == []
 
 
 @pytest.mark.parametrize("calls", [READS, WRITES], ids=["reads", "writes"])
-def test_repeats_end_before_a_wait_that_would_pass_the_deadline(
-    s3: S3Storage, scripted: ScriptedServer, waits: Waits, calls: tuple[Callable[[S3Storage], object], ...]
-) -> None:
+def test_repeats_end_before_a_wait_that_would_pass_the_deadline(s3, scripted, waits, calls):
     scripted.answers(error(500, "InternalError", "not today"))
     for call in calls:
         scripted.requests.clear()
@@ -96,7 +98,7 @@ def test_repeats_end_before_a_wait_that_would_pass_the_deadline(
             assert "InternalError not today" in str(caught.value)
 
 
-def test_within_the_deadline_repeats_go_on_as_without(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+def test_within_the_deadline_repeats_go_on_as_without(s3, scripted, waits):
     scripted.answers(SLOW_DOWN, SLOW_DOWN, Answer(200, DATA))
     with deadline_at(waits.deadline_in(LEFT_S)):
         assert s3.get("object") == DATA
@@ -106,15 +108,10 @@ def test_within_the_deadline_repeats_go_on_as_without(s3: S3Storage, scripted: S
         s3.get("object")
 
 
-def test_repeats_of_bodies_and_of_requests_share_the_deadline(
-    s3: S3Storage, scripted: ScriptedServer, waits: Waits
-) -> None:
+def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3, scripted, waits):
     cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
     scripted.answers(cut, SLOW_DOWN, cut)  # waits: 1 s after each kind, and the next would be 2 s
-    with (
-        deadline_at(waits.deadline_in(4)),
-        pytest.raises(BudgetExceeded, match=r"timeout_s .*bytes 0-9 of 'object'.* broke off"),
-    ):
+    with waits.exceeded(4, r"timeout_s .*bytes 0-9 of 'object'.* broke off"):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 3
     assert waits.waited == [1, 1]
@@ -123,22 +120,17 @@ def test_repeats_of_bodies_and_of_requests_share_the_deadline(
         assert s3.get_range("object", 0, 10) == DATA[:10]
 
 
-def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(
-    s3: S3Storage, scripted: ScriptedServer, waits: Waits
-) -> None:
+def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(s3, scripted, waits):
     """A wait that took longer than it should: the check before the attempt finds the deadline behind it."""
 
     scripted.answers(SLOW_DOWN)
     waits.late_s = LEFT_S
-    with (
-        deadline_at(waits.deadline_in(LEFT_S)),
-        pytest.raises(BudgetExceeded, match=r"timeout_s was reached while reading .*'object'"),
-    ):
+    with waits.exceeded(LEFT_S, r"timeout_s was reached while reading .*'object'"):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 1
 
 
-def test_a_redirect_is_not_followed_past_the_deadline(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+def test_a_redirect_is_not_followed_past_the_deadline(s3, scripted, waits):
     """botocore follows it within the attempt."""
     elsewhere = error(400, "AuthorizationHeaderMalformed")
     elsewhere.body = elsewhere.body.replace(b"</Error>", b"<Region>eu-west-3</Region></Error>")
@@ -149,15 +141,12 @@ def test_a_redirect_is_not_followed_past_the_deadline(s3: S3Storage, scripted: S
         return elsewhere
 
     scripted.script = script
-    with (
-        deadline_at(waits.deadline_in(LEFT_S)),
-        pytest.raises(BudgetExceeded, match=r"reading .*'object'.*while sending GetObject"),
-    ):
+    with waits.exceeded(LEFT_S, r"reading .*'object'.*while sending GetObject"):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 1
 
 
-def test_without_a_deadline_every_attempt_is_made(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+def test_without_a_deadline_every_attempt_is_made(s3, scripted, waits):
     scripted.answers(SLOW_DOWN)
     with pytest.raises(StorageUnavailable, match="SlowDown"):
         s3.get("object")

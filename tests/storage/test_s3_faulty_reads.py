@@ -67,9 +67,7 @@ PASSING: dict[str, tuple[Action, int]] = {
 
 
 @pytest.mark.parametrize(("action", "most"), PASSING.values(), ids=PASSING.keys())
-def test_a_passing_fault_is_repeated_and_a_lasting_one_is_unavailable(
-    s3: S3Storage, proxy: CountingProxy, action: Action, most: int
-) -> None:
+def test_a_passing_fault_is_repeated_and_a_lasting_one_is_unavailable(s3, proxy, action, most):
     for read, expected in READS.values():
         proxy.fault = times(1, action)
         assert read(s3) == expected
@@ -82,30 +80,26 @@ def test_a_passing_fault_is_repeated_and_a_lasting_one_is_unavailable(
     assert s3.get_range("object", 100, 1000) == DATA[100:1100]
 
 
-def test_an_answer_that_does_not_come_is_given_up_and_asked_for_again(s3: S3Storage, proxy: CountingProxy) -> None:
-    released = threading.Event()
-    silent = Action(hold=lambda: released.wait(30), lose_answer=True)
-    try:
-        # a busy machine may use up a short time with an answer that does come
-        for read_timeout_s in (0.7, 7.0, 20.0):
-            options = replace(s3.options, read_timeout_s=read_timeout_s)
-            with S3Storage(s3.bucket, "pre/fix", options, sleep=lambda seconds: None) as impatient:
-                proxy.fault = times(1, silent)
-                try:
-                    found = impatient.get_range("object", 100, 1000)
-                except StorageUnavailable:
-                    continue
-                assert found == DATA[100:1100]
-                assert len(proxy.reset()) >= 2
-                proxy.fault = lambda request: silent
-                with pytest.raises(StorageUnavailable, match=r"bytes 100-1099 of 'object'.*timeout"):
-                    impatient.get_range("object", 100, 1000)
-                assert len(proxy.exchanges) <= ATTEMPTS
-                break
-        else:
-            pytest.fail("no answer came in time")
-    finally:
-        released.set()
+def test_an_answer_that_does_not_come_is_given_up_and_asked_for_again(s3, proxy, never):
+    silent = Action(hold=lambda: never.wait(30), lose_answer=True)
+    # a busy machine may use up a short time with an answer that does come
+    for read_timeout_s in (0.7, 7.0, 20.0):
+        options = replace(s3.options, read_timeout_s=read_timeout_s)
+        with S3Storage(s3.bucket, "pre/fix", options, sleep=lambda seconds: None) as impatient:
+            proxy.fault = times(1, silent)
+            try:
+                found = impatient.get_range("object", 100, 1000)
+            except StorageUnavailable:
+                continue
+            assert found == DATA[100:1100]
+            assert len(proxy.reset()) >= 2
+            proxy.fault = lambda request: silent
+            with pytest.raises(StorageUnavailable, match=r"bytes 100-1099 of 'object'.*timeout"):
+                impatient.get_range("object", 100, 1000)
+            assert len(proxy.exchanges) <= ATTEMPTS
+            break
+    else:
+        pytest.fail("no answer came in time")
 
 
 WRONG_RANGES: dict[str, Action] = {
@@ -122,7 +116,7 @@ WRONG_RANGES: dict[str, Action] = {
 }
 
 
-def test_a_wrong_range_is_asked_for_again_and_never_believed(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_a_wrong_range_is_asked_for_again_and_never_believed(s3, proxy):
     for kind, action in WRONG_RANGES.items():
         proxy.fault = times(ATTEMPTS - 1, action)
         assert s3.get_range("object", 100, 1000) == DATA[100:1100], kind
@@ -133,7 +127,7 @@ def test_a_wrong_range_is_asked_for_again_and_never_believed(s3: S3Storage, prox
         assert len(proxy.reset()) == ATTEMPTS, kind
 
 
-def test_a_whole_object_instead_of_a_range_is_refused_at_once(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_a_whole_object_instead_of_a_range_is_refused_at_once(s3, proxy):
     proxy.fault = lambda request: Action(ask_range="")
     with pytest.raises(StorageUnavailable, match="status 200 instead of 206"):
         s3.get_range("object", 100, 1000)
@@ -145,9 +139,7 @@ def test_a_whole_object_instead_of_a_range_is_refused_at_once(s3: S3Storage, pro
     assert s3.get_range("object", 100, 1000) == DATA[100:1100]
 
 
-def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_object(
-    s3: S3Storage, proxy: CountingProxy
-) -> None:
+def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_object(s3, proxy):
     """Nothing in a range's answer tells: the checksums of trailer and slot groups do, above the storage."""
     proxy.fault = lambda request: Action(flip_byte=10)
     spoiled = s3.get_range("object", 100, 1000)
@@ -161,13 +153,12 @@ def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_obje
         s3.get("object")
 
 
-def test_credentials_that_expire_between_two_requests_say_so(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_credentials_that_expire_between_two_requests_say_so(s3, proxy):
     assert s3.get_range("object", 0, 10) == DATA[:10]
     proxy.reset()
     for status, code in ((403, "ExpiredToken"), (400, "ExpiredToken"), (400, "TokenRefreshRequired")):
-        proxy.fault = lambda request, status=status, code=code: Action(
-            answer=error(status, code, "The provided token has expired.")
-        )
+        expired = Action(answer=error(status, code, "The provided token has expired."))
+        proxy.fault = lambda request, expired=expired: expired
         for read, _ in READS.values():
             with pytest.raises(StorageMisconfigured, match=r"'object'.*expired"):
                 read(s3)
@@ -176,7 +167,7 @@ def test_credentials_that_expire_between_two_requests_say_so(s3: S3Storage, prox
     assert s3.get_range("object", 10, 10) == DATA[10:20]
 
 
-def test_lost_answers_of_writes_leave_their_work_done(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_lost_answers_of_writes_leave_their_work_done(s3, proxy):
     lost = Action(lose_answer=True)
     proxy.fault = times(1, lost)
     s3.put("put", b"data")
@@ -191,7 +182,7 @@ def test_lost_answers_of_writes_leave_their_work_done(s3: S3Storage, proxy: Coun
         s3.head("put")
 
 
-def test_an_object_that_goes_or_shrinks_between_two_ranges(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_an_object_that_goes_or_shrinks_between_two_ranges(s3, proxy):
     assert s3.get_range("object", 0, 10) == DATA[:10]
     s3.put("object", DATA[:500])
     with pytest.raises(InvalidArgument, match="500 bytes"):
@@ -206,13 +197,9 @@ def test_an_object_that_goes_or_shrinks_between_two_ranges(s3: S3Storage, proxy:
     assert len(proxy.exchanges) == len(READS)
 
 
-def test_parallel_reads_over_a_bad_network_get_their_own_bytes(s3: S3Storage, proxy: CountingProxy) -> None:
-    actions = (
-        Action(cut_at=20),
-        Action(lose_answer=True),
-        Action(answer=error(503, "SlowDown")),
-        Action(ask_range="bytes=0-63"),
-    )
+def test_parallel_reads_over_a_bad_network_get_their_own_bytes(s3, proxy):
+    refused, another = Action(answer=error(503, "SlowDown")), Action(ask_range="bytes=0-63")
+    actions = (Action(cut_at=20), Action(lose_answer=True), refused, another)
     repeated: set[str] = set()
     struck = 0
 
@@ -235,7 +222,7 @@ def test_parallel_reads_over_a_bad_network_get_their_own_bytes(s3: S3Storage, pr
     assert len(proxy.exchanges) == 320 + 160
 
 
-def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3: S3Storage, proxy: CountingProxy) -> None:
+def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3, proxy):
     readers = 16
     barrier = threading.Barrier(readers)
 

@@ -65,7 +65,7 @@ def is_light(request: Request) -> bool:
     return "amz-sdk-request" not in request.lowered
 
 
-def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_light(scripted: ScriptedServer) -> None:
+def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_light(scripted):
     storage = S3Storage("bucket", PREFIX, S3Options(endpoint_url=scripted.endpoint_url))
     scripted.answers(part(DATA, 0, 10))
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_light(scrip
     storage.close()
 
 
-def test_a_light_request_is_signed_as_botocore_signs(light: S3Storage, scripted: ScriptedServer) -> None:
+def test_a_light_request_is_signed_as_botocore_signs(light, scripted):
     """The signature is made again by botocore's signer from what came over the wire."""
     scripted.answers(part(DATA, 3, 9))
     light.get_range("data/b-2", 3, 6)
@@ -96,7 +96,7 @@ def test_a_light_request_is_signed_as_botocore_signs(light: S3Storage, scripted:
     assert request.path == "/bucket/pre%20fix/%C3%A4~%2B/data/b-2"
 
 
-def test_a_suffix_is_light_too_and_a_whole_object_is_not(light: S3Storage, scripted: ScriptedServer) -> None:
+def test_a_suffix_is_light_too_and_a_whole_object_is_not(light, scripted):
     scripted.answers(part(DATA, 1004, 1024), Answer(200, DATA))
     assert light.get_suffix(NAME, 20) == (DATA[-20:], 1024)
     assert light.get(NAME) == DATA  # botocore compares it with its checksum
@@ -104,9 +104,7 @@ def test_a_suffix_is_light_too_and_a_whole_object_is_not(light: S3Storage, scrip
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_the_environments_endpoint_does_not_move_light_requests(
-    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, is_named: bool
-) -> None:
+def test_the_environments_endpoint_does_not_move_light_requests(scripted, monkeypatch, is_named):
     """obstore would take it for the address of the bucket, and ask for an object of another one."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1" if is_named else scripted.endpoint_url)
     scripted.answers(part(DATA, 0, 10))
@@ -118,9 +116,7 @@ def test_the_environments_endpoint_does_not_move_light_requests(
     assert {request.path for request in scripted.requests} == {"/bucket/p/data/a-1"}
 
 
-def test_variables_that_obstore_alone_reads_change_nothing(
-    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_that_obstore_alone_reads_change_nothing(scripted, monkeypatch):
     key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
     for name, value in {
         "AWS_SKIP_SIGNATURE": "true",
@@ -146,7 +142,7 @@ def test_variables_that_obstore_alone_reads_change_nothing(
         assert [is_light(request) for request in scripted.requests] == [False, False]
 
 
-def test_a_refusal_is_one_request(light: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+def test_a_refusal_is_one_request(light, scripted, waits):
     for status, code, kind in ((404, "NoSuchKey", ObjectNotFound), (403, "AccessDenied", StorageMisconfigured)):
         scripted.reset()
         scripted.answers(error(status, code))
@@ -165,9 +161,7 @@ def test_a_refusal_is_one_request(light: S3Storage, scripted: ScriptedServer, wa
         (Answer(502, b"<html>no</html>"), 0.2),
     ],
 )
-def test_a_passing_fault_is_repeated_by_the_clients_method_after_a_wait(
-    light: S3Storage, scripted: ScriptedServer, waits: list[float], fault: Answer, wait_s: float
-) -> None:
+def test_a_passing_fault_is_repeated_by_the_clients_method_after_a_wait(light, scripted, waits, fault, wait_s):
     scripted.answers(fault, part(DATA, 0, 10))
     heard = Heard()
     with RequestContext(listeners=(heard,)).active():
@@ -180,7 +174,7 @@ def test_a_passing_fault_is_repeated_by_the_clients_method_after_a_wait(
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
-def test_attempts_are_bounded_whichever_way_they_go(scripted: ScriptedServer, attempts: int) -> None:
+def test_attempts_are_bounded_whichever_way_they_go(scripted, attempts):
     with opened(scripted, [], max_attempts=attempts) as storage:
         scripted.answers(error(503, "SlowDown"))
         with pytest.raises(StorageUnavailable, match="SlowDown"):
@@ -188,15 +182,7 @@ def test_attempts_are_bounded_whichever_way_they_go(scripted: ScriptedServer, at
     assert len(scripted.requests) == attempts
 
 
-def test_an_error_page_that_breaks_off_is_followed_by_the_clients_method(
-    light: S3Storage, scripted: ScriptedServer
-) -> None:
-    scripted.answers(Answer(503, b"40\r\n<Error>", {"Transfer-Encoding": "chunked"}), part(DATA, 0, 10))
-    assert light.get_range(NAME, 0, 10) == DATA[:10]
-    assert [is_light(request) for request in scripted.requests] == [True, False]
-
-
-def test_while_the_service_fails_nothing_is_light(scripted: ScriptedServer) -> None:
+def test_while_the_service_fails_nothing_is_light(scripted):
     with opened(scripted, [], max_attempts=2) as storage:
         scripted.answers(error(503, "SlowDown"))
         for _ in range(3):
@@ -210,18 +196,14 @@ def test_while_the_service_fails_nothing_is_light(scripted: ScriptedServer) -> N
         assert [is_light(request) for request in scripted.requests] == [False, True, True]
 
 
-def test_without_credentials_nothing_is_waited_for(
-    light: S3Storage, scripted: ScriptedServer, waits: list[float]
-) -> None:
+def test_without_credentials_nothing_is_waited_for(light, scripted, waits):
     light.client._request_signer._credentials = None
     with pytest.raises(StorageMisconfigured, match="AWS_ACCESS_KEY_ID"):
         light.get_range(NAME, 0, 10)
     assert (scripted.requests, waits) == ([], [])
 
 
-def test_after_a_lost_connection_the_clients_method_is_used(
-    light: S3Storage, scripted: ScriptedServer, waits: list[float]
-) -> None:
+def test_after_a_lost_connection_the_clients_method_is_used(light, scripted, waits):
     def lose(request: Request) -> Answer:
         if is_light(request):
             raise ConnectionAbortedError
@@ -235,31 +217,32 @@ def test_after_a_lost_connection_the_clients_method_is_used(
     assert waits == [0.2] * 3
 
 
-def test_answers_that_obstore_never_takes_are_left_to_the_clients_method(
-    light: S3Storage, scripted: ScriptedServer
-) -> None:
+def test_answers_that_obstore_never_takes_are_left_to_the_clients_method(light, scripted):
     scripted.answers(Answer(206, DATA[:10], {"Content-Range": "bytes 0-9/*"}))
     for _ in range(5):
         assert light.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_light(request) for request in scripted.requests] == [True, False] * 3 + [False] * 2
 
 
-def test_a_body_that_breaks_off_is_asked_for_again(light: S3Storage, scripted: ScriptedServer) -> None:
-    scripted.answers(Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10), part(DATA, 0, 10))
+@pytest.mark.parametrize(
+    ("answer", "wasted_bytes"),
+    [
+        (Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10), 10),
+        (Answer(503, b"40\r\n<Error>", {"Transfer-Encoding": "chunked"}), 10),
+        (Answer(204), 0),
+    ],
+    ids=["a body that breaks off", "an error page that breaks off", "a status of neither kind"],
+)
+def test_what_is_no_whole_answer_is_asked_for_by_the_clients_method(light, scripted, answer, wasted_bytes):
+    scripted.answers(answer, part(DATA, 0, 10))
     heard = Heard()
     with RequestContext(listeners=(heard,)).active():
         assert light.get_range(NAME, 0, 10) == DATA[:10]
-    assert (heard.sent, heard.wasted_bytes) == (2, 10)
+    assert (heard.sent, heard.wasted_bytes) == (2, wasted_bytes)
     assert [is_light(request) for request in scripted.requests] == [True, False]
 
 
-def test_a_status_that_is_neither_is_left_to_botocore(light: S3Storage, scripted: ScriptedServer) -> None:
-    scripted.answers(Answer(204), part(DATA, 0, 10))
-    assert light.get_range(NAME, 0, 10) == DATA[:10]
-    assert [is_light(request) for request in scripted.requests] == [True, False]
-
-
-def test_another_region_is_found_once(light: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+def test_another_region_is_found_once(light, scripted, waits):
     """The service says where the bucket is; botocore follows, and obstore signs for that region from then on."""
 
     def script(request: Any) -> Answer:
@@ -280,9 +263,7 @@ def test_another_region_is_found_once(light: S3Storage, scripted: ScriptedServer
     assert waits == []
 
 
-def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(
-    light: S3Storage, scripted: ScriptedServer, waits: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(light, scripted, waits, monkeypatch):
     monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: 100.0))
     scripted.answers(error(503, "SlowDown"))
     with deadline_at(100.0), pytest.raises(BudgetExceeded, match="data/a-1"):
@@ -293,7 +274,7 @@ def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(
     assert (len(scripted.requests), waits) == (1, [])
 
 
-def test_credentials_are_asked_for_again(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_asked_for_again(scripted, monkeypatch):
     """Credentials of a role are renewed in the middle of a reader's life."""
     rounds: list[int] = []
 
@@ -301,12 +282,8 @@ def test_credentials_are_asked_for_again(scripted: ScriptedServer, monkeypatch: 
         rounds.append(1)
         # due at once, as botocore renews those that end within ten minutes; it refuses new ones that have ended
         expires = datetime.now(UTC) + timedelta(minutes=9)
-        return {
-            "access_key": f"AKIA{len(rounds)}",
-            "secret_key": "s",
-            "token": f"token-{len(rounds)}",
-            "expiry_time": expires.isoformat(),
-        }
+        key = {"access_key": f"AKIA{len(rounds)}", "secret_key": "s"}
+        return key | {"token": f"token-{len(rounds)}", "expiry_time": expires.isoformat()}
 
     # obstore keeps what is good for more than five minutes
     monkeypatch.setattr(reads, "_CREDENTIALS_HOLD", timedelta(minutes=5))
@@ -324,16 +301,14 @@ def test_credentials_are_asked_for_again(scripted: ScriptedServer, monkeypatch: 
     assert all(is_light(request) for request in scripted.requests)
 
 
-def test_an_option_leaves_every_request_to_botocore(scripted: ScriptedServer) -> None:
+def test_an_option_leaves_every_request_to_botocore(scripted):
     with opened(scripted, [], lean_gets=False) as storage:
         scripted.answers(part(DATA, 0, 10))
         storage.get_range(NAME, 0, 10)
         assert not is_light(scripted.requests[-1])
 
 
-def test_behind_a_proxy_every_request_is_left_to_botocore(
-    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_behind_a_proxy_every_request_is_left_to_botocore(scripted, monkeypatch):
     with opened(scripted, []) as storage:
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
@@ -345,7 +320,7 @@ def test_behind_a_proxy_every_request_is_left_to_botocore(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_reads_without_the_runtime_of_its_parent(light: S3Storage, scripted: ScriptedServer) -> None:
+def test_a_forked_child_reads_without_the_runtime_of_its_parent(light, scripted):
     """Rust's threads are not in the child: obstore would wait for them for ever."""
     scripted.answers(part(DATA, 0, 10))
     light.get_range(NAME, 0, 10)
@@ -360,7 +335,7 @@ def test_a_forked_child_reads_without_the_runtime_of_its_parent(light: S3Storage
 
 
 @mock_aws
-def test_moto_within_the_process_answers_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moto_within_the_process_answers_ranges(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")

@@ -85,12 +85,8 @@ def test_passing_faults_are_repeated_a_bounded_number_of_times(path: Path) -> No
         with pytest.raises(StorageUnavailable, match="locked"):
             pool.write("acting", busy_until(1000))
         assert calls == 8
-        assert (
-            pool.read(
-                "looking", lambda c: c.execute("SELECT name FROM sqlite_master WHERE name = 't'").fetchall(), list
-            )
-            == []
-        )
+        table = "SELECT name FROM sqlite_master WHERE name = 't'"
+        assert pool.read("looking", lambda c: c.execute(table).fetchall(), list) == []
 
 
 def _open_files(path: Path) -> int:
@@ -142,12 +138,9 @@ def test_connections_are_few_and_closed(path: Path) -> None:
 
 def test_a_commit_waits_for_the_disk(storage: SqliteStorage) -> None:
     storage.put("object", b"x")
-    settings = storage._pool.read(
-        "looking",
-        lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")],
-        list,
-    )
-    assert settings == [2, "wal"]  # 2: FULL
+    for name, value in (("synchronous", 2), ("journal_mode", "wal")):  # 2: FULL
+        asked = storage._pool.read("looking", lambda c, name=name: c.execute(f"PRAGMA {name}").fetchone(), tuple)
+        assert asked == (value,)
 
 
 def test_a_listing_keeps_nobody_from_writing(

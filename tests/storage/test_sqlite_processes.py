@@ -1,6 +1,5 @@
-"""One database file, several processes: one winner, no half objects, uploads that change hands, forks."""
+"""One database file, several processes: one winner, no half objects, forks."""
 
-import json
 from pathlib import Path
 
 from tests.storage.sqlite_children import check_sound, child, output
@@ -81,27 +80,6 @@ def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
             assert output(writer).split() == [str(n) for n in range(9)]
     assert seen >= {b"a", b""}
     check_sound(path)
-
-
-def test_an_upload_goes_on_in_another_process(tmp_path: Path) -> None:
-    path = tmp_path / "objects.db"
-    upload_part = """
-import json, sys
-from pathlib import Path
-from tiered_index.storage.base import UploadHandle
-from tiered_index.storage.sqlite.storage import SqliteStorage
-
-with SqliteStorage(Path(sys.argv[1])) as storage:
-    part = storage.upload_part(UploadHandle.from_json(json.loads(sys.argv[2])), 2, b"second" * 500_000)
-    print(part.etag)
-"""
-    with SqliteStorage(path) as storage:
-        handle = storage.begin_upload("object")
-        first = storage.upload_part(handle, 1, b"first")
-        with child(upload_part, path, json.dumps(handle.to_json())) as process:
-            etag = output(process).strip()
-        storage.complete_upload(handle, [first, type(first)(2, etag, 3_000_000)])
-        assert storage.get("object") == b"first" + b"second" * 500_000
 
 
 FORKER = """

@@ -1,7 +1,6 @@
 """Rows of a mebibyte, and the drafts that big objects are until their last transaction."""
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from tiered_index.storage.sqlite.connections import CHUNK_BYTES
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
-def test_ranges_across_rows_and_transactions(storage: SqliteStorage, path: Path, small_rows: int) -> None:
+def test_ranges_across_rows_and_transactions(storage, path, small_rows):
     data = random.Random(1).randbytes(7 * small_rows + 123)
     storage.put("object", data)
     assert count(path, "chunks") == 8
@@ -22,25 +21,21 @@ def test_ranges_across_rows_and_transactions(storage: SqliteStorage, path: Path,
     assert storage.get("object") == data
 
 
-def test_an_object_has_rows_of_a_mebibyte(storage: SqliteStorage, path: Path) -> None:
+def test_an_object_has_rows_of_a_mebibyte(storage, path):
     data = random.Random(2).randbytes(2 * CHUNK_BYTES + 1)
     storage.put("object", data)
     with raw(path) as connection:
-        assert connection.execute("SELECT length(data) FROM chunks ORDER BY id").fetchall() == [
-            (CHUNK_BYTES,),
-            (CHUNK_BYTES,),
-            (1,),
-        ]
+        rows = connection.execute("SELECT length(data) FROM chunks ORDER BY id").fetchall()
+    assert rows == [(CHUNK_BYTES,), (CHUNK_BYTES,), (1,)]
     assert storage.get("object") == data
 
 
-def test_a_read_touches_only_the_rows_it_needs(storage: SqliteStorage, path: Path, small_rows: int) -> None:
+def test_a_read_touches_only_the_rows_it_needs(storage, path, small_rows):
     data = random.Random(3).randbytes(5 * small_rows)
     storage.put("object", data)
     with raw(path) as connection:
-        connection.execute(
-            "DELETE FROM chunks WHERE id = (SELECT chunk FROM pieces WHERE start = ?)", (2 * small_rows,)
-        )
+        third = "(SELECT chunk FROM pieces WHERE start = ?)"
+        connection.execute(f"DELETE FROM chunks WHERE id = {third}", (2 * small_rows,))
     assert storage.get_range("object", 0, 2 * small_rows) == data[: 2 * small_rows]
     assert storage.get_range("object", 3 * small_rows, 2 * small_rows) == data[3 * small_rows :]
     for start, length in ((2 * small_rows, 1), (2 * small_rows - 1, 2), (0, len(data)), (3 * small_rows - 1, 2)):
@@ -56,7 +51,7 @@ def test_a_read_touches_only_the_rows_it_needs(storage: SqliteStorage, path: Pat
         storage.get_range("object", 0, 1)
 
 
-def test_completing_an_upload_writes_no_row_again(storage: SqliteStorage, path: Path, small_rows: int) -> None:
+def test_completing_an_upload_writes_no_row_again(storage, path, small_rows):
     data = random.Random(4).randbytes(6 * small_rows + 7)
     handle = storage.begin_upload("object")
     pieces = {2: data[2500:5000], 1: data[:2500], 9: data[5000:]}
@@ -71,9 +66,7 @@ def test_completing_an_upload_writes_no_row_again(storage: SqliteStorage, path: 
         assert storage.get_range("object", start, 600) == data[start : start + 600]
 
 
-def test_what_is_replaced_aborted_or_deleted_leaves_no_rows(
-    storage: SqliteStorage, path: Path, small_rows: int
-) -> None:
+def test_what_is_replaced_aborted_or_deleted_leaves_no_rows(storage, path, small_rows):
     big = bytes(9 * small_rows)
     for data in (big, b"small", big, b"", big):
         storage.put("object", data)
@@ -93,7 +86,7 @@ def test_what_is_replaced_aborted_or_deleted_leaves_no_rows(
     assert [count(path, table) for table in ("chunks", "pieces", "drafts")] == [0, 0, 0]
 
 
-def test_room_of_deleted_objects_is_used_again(storage: SqliteStorage, path: Path) -> None:
+def test_room_of_deleted_objects_is_used_again(storage, path):
     data = bytes(3 * CHUNK_BYTES)
     sizes = []
     for _ in range(6):
@@ -104,7 +97,7 @@ def test_room_of_deleted_objects_is_used_again(storage: SqliteStorage, path: Pat
     assert sizes[-1] <= sizes[1]
 
 
-def test_a_big_object_is_invisible_until_its_last_transaction(path: Path, small_rows: int) -> None:
+def test_a_big_object_is_invisible_until_its_last_transaction(path, small_rows):
     seen: list[tuple[bytes, list[str], int]] = []
     with SqliteStorage(path) as reader:
 
@@ -121,9 +114,7 @@ def test_a_big_object_is_invisible_until_its_last_transaction(path: Path, small_
     assert sorted({chunks for *_, chunks in seen}) == [1, 3, 5, 7]
 
 
-def test_what_a_losing_put_wrote_is_removed(
-    storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_losing_put_wrote_is_removed(storage, path, small_rows, monkeypatch):
     with SqliteStorage(path) as winner:
         after_batch(storage, 2, lambda: winner.put_if_absent("object", b"winner"), monkeypatch)
         with pytest.raises(ObjectExists):
@@ -132,9 +123,7 @@ def test_what_a_losing_put_wrote_is_removed(
     assert [count(path, table) for table in ("chunks", "drafts")] == [1, 0]
 
 
-def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(
-    storage: SqliteStorage, path: Path, small_rows: int
-) -> None:
+def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(storage, path, small_rows):
     storage.put("object", bytes(3 * small_rows))
     handle = storage.begin_upload("uploading")
     part = storage.upload_part(handle, 1, bytes(300 * small_rows))
@@ -158,9 +147,7 @@ def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(
 
 @pytest.mark.parametrize("rows", [8, 40])
 @pytest.mark.parametrize("nth", [1, 3])
-def test_a_writer_whose_draft_was_swept_publishes_nothing(
-    storage: SqliteStorage, path: Path, small_rows: int, nth: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_whose_draft_was_swept_publishes_nothing(storage, path, small_rows, nth, rows, monkeypatch):
     """A sweep with too young an age costs the writer its put; it never leaves an object with holes."""
     storage.put("object", b"old")
     with SqliteStorage(path) as sweeper:
@@ -171,9 +158,7 @@ def test_a_writer_whose_draft_was_swept_publishes_nothing(
     assert [count(path, table) for table in ("chunks", "pieces", "drafts")] == [1, 1, 0]
 
 
-def test_a_writer_meets_a_sweep_that_is_half_done(
-    storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_meets_a_sweep_that_is_half_done(storage, path, small_rows, monkeypatch):
     """Removal takes several transactions; the first one must already end the draft, or its writer would name what is
     left.
     """
@@ -193,9 +178,7 @@ def test_a_writer_meets_a_sweep_that_is_half_done(
     assert count(path, "chunks") == 0
 
 
-def test_a_part_that_comes_too_late_is_refused_and_leaves_no_rows(
-    storage: SqliteStorage, path: Path, small_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_comes_too_late_is_refused_and_leaves_no_rows(storage, path, small_rows, monkeypatch):
     """The upload goes while its part is being written, so only the check beside the part's row can notice."""
     handle = storage.begin_upload("object")
     with SqliteStorage(path) as other:
@@ -211,9 +194,7 @@ def test_a_part_that_comes_too_late_is_refused_and_leaves_no_rows(
     [("objects", c) for c in ("body", "size_bytes", "modified_ms")]
     + [("pieces", c) for c in ("start", "size_bytes", "chunk")],
 )
-def test_rows_with_values_of_another_kind_are_damage(
-    storage: SqliteStorage, path: Path, table: str, column: str, value: object
-) -> None:
+def test_rows_with_values_of_another_kind_are_damage(storage, path, table, column, value):
     storage.put("object", b"bytes")
     with raw(path) as connection:
         connection.execute(f"UPDATE {table} SET {column} = ?", (value,))

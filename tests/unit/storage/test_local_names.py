@@ -53,19 +53,9 @@ def test_every_piece_decodes_to_its_part_of_the_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "is_folder", "in_chunk"),
     [
-        ("plain", True, False),
-        (".%work", True, False),
-        (".%uploads", True, False),
-        ("file%", False, False),
-        ("%", True, False),
-        (".%", True, False),
-        ("..%", True, False),
-        ("a b", False, False),
-        ("é", False, False),
-        ("short%%", True, False),
-        ("unmarked", False, True),
-        ("%", False, True),
-        ("x" * 201, False, False),
+        *((folder, True, False) for folder in ("plain", ".%work", ".%uploads", "%", ".%", "..%", "short%%")),
+        *((file, False, False) for file in ("file%", "a b", "é", "x" * 201)),
+        *((in_chunk, False, True) for in_chunk in ("unmarked", "%")),
     ],
 )
 def test_what_is_not_ours_does_not_decode(entry: str, is_folder: bool, in_chunk: bool) -> None:

@@ -166,11 +166,6 @@ def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
     assert "hidden-secret" not in str(caught.value)
 
 
-def test_the_known_schemes_are_listed() -> None:
-    with pytest.raises(ConfigError, match=r"starts with az://, file://, gs://, memory://, s3://, sqlite://$"):
-        open_storage("ftp://bucket")
-
-
 TOY = """
 from dataclasses import dataclass
 from typing import ClassVar

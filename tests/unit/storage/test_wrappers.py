@@ -35,20 +35,9 @@ def test_every_kind_of_call_is_counted_and_priced() -> None:
         metered.complete_upload(handle, [metered.upload_part(handle, 1, b"1234567")])
         metered.delete("a")
         metered.delete_many(str(n) for n in range(2500))
-    assert usage.requests_by_kind == {
-        "put": 1,
-        "put_if_absent": 1,
-        "get": 1,
-        "get_range": 3,
-        "get_suffix": 1,
-        "head": 1,
-        "list": 1,
-        "begin_upload": 1,
-        "upload_part": 1,
-        "complete_upload": 1,
-        "delete": 1,
-        "delete_many": 3,
-    }
+    once = ["put", "put_if_absent", "get", "get_suffix", "head", "list", "delete"]
+    once += ["begin_upload", "upload_part", "complete_upload"]
+    assert usage.requests_by_kind == dict.fromkeys(once, 1) | {"get_range": 3, "delete_many": 3}
     assert usage.requests == 16
     assert usage.bytes_written == 5 + 3 + 7
     assert usage.bytes_read == 5 + 2 + 5 + 4
