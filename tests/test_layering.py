@@ -2,8 +2,6 @@
 function.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -18,10 +16,7 @@ LAZY = {
     ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
-    (
-        "spark/session.py",
-        "tiered_index.spark.datasource.lookup_function",
-    ): "its class derives from PySpark's, which may be absent",
+    ("spark/session.py", "tiered_index.spark.datasource.lookup_function"): "the same",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 

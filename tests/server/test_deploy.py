@@ -1,7 +1,5 @@
 """deploy/: its files hold what the code has: options, routes, ports, metrics, and what each role does in a bucket."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -16,7 +14,6 @@ from urllib.parse import urlsplit
 
 import boto3
 import kubernetes_validate
-import numpy as np
 import pytest
 import typer.main
 import yaml
@@ -24,6 +21,7 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from docs.generators import metrics_page
+from tests.support.batches import batch
 from tests.support.later import Later
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import LateCommand, app
@@ -101,16 +99,18 @@ def test_commands_are_ones_that_the_program_takes(where: str) -> None:
         assert values["yes"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "RUNBOOK.md"])
+def options_of(command: Any) -> set[str]:
+    return {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+
+
+@pytest.mark.parametrize("page", ["deploy/README.md", "deploy/RUNBOOK.md", "docs/rocketmq.md"])
 def test_pages_name_commands_and_options_that_there_are(page: str) -> None:
-    text = (DEPLOY / page).read_text().replace("\n  --", " --")
-    named = re.findall(r"(?<![\w/=-])tiered-index ([a-z]+)([^`\n]*)", text)
+    text = (DEPLOY.parent / page).read_text().replace("\n  --", " --")
+    named = re.findall(r"(?<![\w/=-])tiered-index ([a-z-]+)([^`\n]*)", text)
     assert named
     for name, rest in named:
-        options = {option for one in CLI[name].params for option in one.opts}
-        assert set(re.findall(r"(?<!\w)--[\w-]+", rest)) <= options, (name, rest)
-    known = {option for command in CLI.values() for one in command.params for option in one.opts}
-    assert set(re.findall(r"`(--[\w-]+)", text)) <= known
+        assert set(re.findall(r"(?<!\w)--[\w-]+", rest)) <= options_of(CLI[name]), (name, rest)
+    assert set(re.findall(r"`(--[\w-]+)", text)) <= set().union(*map(options_of, CLI.values()))
 
 
 # Containers
@@ -126,9 +126,9 @@ def test_the_image_is_not_roots_and_comes_from_the_lock_file() -> None:
     for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
         for one in source.split():
             assert (DEPLOY.parent / one).exists() and f"!{one}" in taken
-    assert {
-        c["securityContext"].get("runAsUser", pod(o)["spec"]["securityContext"].get("runAsUser")) for o, c in OURS
-    } == {int(user)}
+    for one, container in OURS:
+        of_pod = pod(one)["spec"]["securityContext"].get("runAsUser")
+        assert container["securityContext"].get("runAsUser", of_pod) == int(user)
 
 
 def test_the_images_recipe_passes_hadolint() -> None:
@@ -158,9 +158,8 @@ def test_pods_are_confined(one: Any) -> None:
     volumes = {volume["name"] for volume in spec["volumes"]}
     volumes |= {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
     for container in spec["containers"]:
-        assert {"cpu", "memory"} <= container["resources"]["requests"].keys() and "memory" in container["resources"][
-            "limits"
-        ]
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
         assert not container["securityContext"]["allowPrivilegeEscalation"]
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
@@ -275,10 +274,8 @@ def test_overlays_are_rendered_to_what_kubernetes_takes(overlay: Path) -> None:
             name, *given = container["args"]
             CLI[name].make_context(name, list(given))
     reader = by_name["Deployment", "tiered-index-reader"]["spec"]["template"]["spec"]
-    (container,), (endpoint,) = (
-        reader["containers"],
-        by_name["ServiceMonitor", "tiered-index-reader"]["spec"]["endpoints"],
-    )
+    (container,) = reader["containers"]
+    (endpoint,) = by_name["ServiceMonitor", "tiered-index-reader"]["spec"]["endpoints"]
     is_tls = "--tls-cert=/etc/tiered-index-tls/tls.crt" in container["args"]
     schemes = {container[f"{kind}Probe"]["httpGet"].get("scheme") for kind in ("startup", "liveness", "readiness")}
     assert (schemes, endpoint.get("scheme")) == (({"HTTPS"}, "https") if is_tls else ({None}, None))
@@ -397,23 +394,12 @@ def test_panels_do_not_overlap() -> None:
 BUCKET, PREFIX = "deployed", "brokers/a"
 ROLES = ("writer", "reader", "merger")
 # operation of S3 -> what a policy calls it; of the bucket, or of a key
-BUCKETS = {
-    "HeadBucket": "ListBucket",
-    "ListObjectsV2": "ListBucket",
-    "ListMultipartUploads": "ListBucketMultipartUploads",
-}
-KEYS = {
-    "GetObject": "GetObject",
-    "HeadObject": "GetObject",
-    "PutObject": "PutObject",
-    "CreateMultipartUpload": "PutObject",
-    "UploadPart": "PutObject",
-    "CompleteMultipartUpload": "PutObject",
-    "AbortMultipartUpload": "AbortMultipartUpload",
-    "ListParts": "ListMultipartUploadParts",
-    "DeleteObject": "DeleteObject",
-    "DeleteObjects": "DeleteObject",
-}
+BUCKETS = dict.fromkeys(("HeadBucket", "ListObjectsV2"), "ListBucket")
+BUCKETS |= {"ListMultipartUploads": "ListBucketMultipartUploads"}
+WRITES = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
+KEYS = dict.fromkeys(WRITES, "PutObject") | dict.fromkeys(("GetObject", "HeadObject"), "GetObject")
+KEYS |= dict.fromkeys(("DeleteObject", "DeleteObjects"), "DeleteObject")
+KEYS |= {"AbortMultipartUpload": "AbortMultipartUpload", "ListParts": "ListMultipartUploadParts"}
 
 
 def allows(policy: Any, action: str, resource: str) -> bool:
@@ -448,10 +434,8 @@ class Enforcing:
             for key in keys:
                 resource = f"arn:aws:s3:::{params['Bucket']}" + (f"/{key}" if operation in KEYS else "")
                 if not allows(self.policies[role], action, resource):
-                    refusal: Any = {
-                        "Error": {"Code": "AccessDenied", "Message": f"{role}: {action} of {resource}"},
-                        "ResponseMetadata": {"HTTPStatusCode": 403},
-                    }
+                    error = {"Code": "AccessDenied", "Message": f"{role}: {action} of {resource}"}
+                    refusal: Any = {"Error": error, "ResponseMetadata": {"HTTPStatusCode": 403}}
                     raise ClientError(refusal, operation)
             self.used[role].add(action)
 
@@ -477,17 +461,8 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
     settings: Any = {"slots": 100, "items": 1000, "s3": options, "background": False}
     for life in range(3):
         with IndexService.open(root=tmp_path / str(life), storage=uri, **settings) as index:
-            count = 100
-            index.put_batch(
-                {
-                    "topic": ["orders"] * count,
-                    "queue_id": np.zeros(count, np.int64),
-                    "key": [f"k{number % 10}" for number in range(count)],
-                    "offset": np.arange(count) + life * count,
-                    "size": np.full(count, 100),
-                    "timestamp_ms": np.full(count, begin_ms),
-                }
-            )
+            own = {"key": [f"k{number % 10}" for number in range(100)], "offset": range(life * 100, life * 100 + 100)}
+            index.put_batch(batch(100, topic="orders", size=100, timestamp_ms=begin_ms, **own))
             index.seal()
             index.run_lifecycle()
     writing = open_storage(uri, options=options)

@@ -2,41 +2,32 @@
 stubs on PATH.
 """
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-_SCRIPT = Path(__file__).parents[2] / "deploy" / "find-chromium.sh"
+from tests.unit.test_find_java import DEPLOY, Host
 
 
 def run(folder: Path, **stubs: str) -> tuple[int, str, str]:
     """Run the script with some programs only; returns its exit code and what it said."""
-    for tool in ("bash", "cp", "chmod"):
-        found = shutil.which(tool)
-        assert found is not None
-        (folder / tool).symlink_to(found)
+    host = Host(folder, DEPLOY / "find-chromium.sh")
     for name, script in stubs.items():
-        path = folder / name.replace("_", "-")
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        path.chmod(0o755)
-    done = subprocess.run(
-        [folder / "bash", _SCRIPT], env={"PATH": f"{folder}"}, capture_output=True, text=True, timeout=60, check=False
-    )
+        host.stub(name.replace("_", "-"), script)
+    done = host.run()
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", ["chromium", "chromium_browser", "google_chrome"])
 def test_a_browser_on_the_path_is_taken(tmp_path: Path, name: str) -> None:
     code, said, _ = run(tmp_path, **{name: "exit 0"}, id="echo 0", apt_get="exit 100", apt_cache="exit 100")
-    assert code == 0 and str(tmp_path / name.replace("_", "-")) in said
+    assert code == 0 and str(tmp_path / "bin" / name.replace("_", "-")) in said
 
 
 def test_root_gets_the_package(tmp_path: Path) -> None:
-    install = f'[ "$1" != install ] || cp {tmp_path}/id {tmp_path}/chromium'
+    install = f'[ "$1" != install ] || cp {tmp_path}/bin/id {tmp_path}/bin/chromium'
     code, said, _ = run(tmp_path, id="echo 0", apt_cache="echo 'chromium | 1.0 | archive'", apt_get=install)
-    assert (code, said) == (0, "apt-get install -y chromium\n") and (tmp_path / "chromium").exists()
+    assert (code, said) == (0, "apt-get install -y chromium\n") and (tmp_path / "bin/chromium").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-_SCRIPT = Path(__file__).parents[2] / "deploy" / "find-java.sh"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 _TOOLS = ("bash", "sed", "head", "env", "cat", "chmod", "cp")
 
 
 class Host:
     """A machine whose PATH has some tools and stubs; `log` is what apt was asked for."""
 
-    def __init__(self, folder: Path, user: int = 0) -> None:
-        self.bin, self.log = folder / "bin", folder / "log"
+    def __init__(self, folder: Path, script: Path = DEPLOY / "find-java.sh") -> None:
+        self.script, self.bin, self.log = script, folder / "bin", folder / "log"
         self.bin.mkdir()
         for tool in _TOOLS:
             found = shutil.which(tool)
             assert found is not None
             (self.bin / tool).symlink_to(found)
-        self.stub("id", f"echo {user}")
+        self.stub("id", "echo 0")
 
     def stub(self, name: str, script: str) -> None:
         path = self.bin / name
@@ -44,10 +44,9 @@ class Host:
         )
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [str(self.bin / "bash"), str(_SCRIPT)]
-        return subprocess.run(
-            command, env={"PATH": str(self.bin), **environment}, capture_output=True, text=True, timeout=60, check=False
-        )
+        env = {"PATH": str(self.bin), **environment}
+        command = [str(self.bin / "bash"), str(self.script)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
     @property
     def installed(self) -> list[str]:
@@ -102,11 +101,8 @@ def test_no_package_no_rights_and_no_apt(tmp_path: Path) -> None:
     host.java("11.0.2")
     host.apt("default-jre")
     done = host.run()
-    assert (
-        (done.returncode, host.installed) == (1, [])
-        and "Java 11 was found" in done.stderr
-        and "openjdk-21-jre-headless" in done.stderr
-    )
+    assert (done.returncode, host.installed) == (1, [])
+    assert "Java 11 was found" in done.stderr and "openjdk-21-jre-headless" in done.stderr
     host.apt("openjdk-17-jre-headless")
     host.stub("id", "echo 1000")
     assert host.run().returncode == 1 and host.installed == []

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.memory import arrow_memory
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.sources import pages, parquet
 from tiered_index.sources.places import LocalFile, StoredFile
@@ -31,28 +32,9 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(path: Path, keys: Any, encoding: str = "PLAIN", **options: Any) -> Path:
     """Write one column `key` as one row group."""
     name = "key" if keys.type == pa.string() else "key.list.element"
-    pq.write_table(
-        pa.table({"key": keys}),
-        path,
-        use_dictionary=False,
-        column_encoding={name: encoding},
-        write_statistics=False,
-        write_batch_size=1,
-        **options,
-    )
+    how = {"use_dictionary": False, "column_encoding": {name: encoding}, "write_statistics": False}
+    pq.write_table(pa.table({"key": keys}), path, write_batch_size=1, **how, **options)
     return path
-
-
-def peak_bytes(path: Path, problem: str) -> int:
-    """Return the most that Arrow had allocated at a time until it refused the file."""
-    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
-    pa.set_memory_pool(pool)
-    try:
-        with pytest.raises((InvalidArgument, CorruptFile), match=problem):
-            list(parquet.ParquetTable(LocalFile(path)).read(["key"]))
-    finally:
-        pa.set_memory_pool(before)
-    return pool.max_memory()
 
 
 @pytest.mark.parametrize(
@@ -68,22 +50,18 @@ def peak_bytes(path: Path, problem: str) -> int:
 )
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_row_that_becomes_too_much_with_its_pages_is_refused_before_it_is_decoded(
-    tmp_path: Path, bounds: None, encoding: str, keys: Any, page_bytes: int, version: str
-) -> None:
-    path = written(
-        tmp_path / "m.parquet",
-        pa.array(keys),
-        encoding,
-        compression="zstd",
-        data_page_size=page_bytes,
-        data_page_version=version,
-    )
+    tmp_path, bounds, encoding, keys, page_bytes, version
+):
+    options = {"compression": "zstd", "data_page_size": page_bytes, "data_page_version": version}
+    path = written(tmp_path / "m.parquet", pa.array(keys), encoding, **options)
     assert path.stat().st_size < 20_000
     problem = r"m\.parquet: row group 0 has a row whose pages become more than 1,048,576 bytes .* for column 'key'"
-    assert peak_bytes(path, problem) < 4 * BOUND
+    with arrow_memory() as pool, pytest.raises((InvalidArgument, CorruptFile), match=problem):
+        list(parquet.ParquetTable(LocalFile(path)).read(["key"]))
+    assert pool.max_memory() < 4 * BOUND
 
 
-def test_rows_of_unequal_size_are_read_as_few_at_once_as_the_bound_needs(tmp_path: Path, bounds: None) -> None:
+def test_rows_of_unequal_size_are_read_as_few_at_once_as_the_bound_needs(tmp_path, bounds):
     """Nearly all rows are short, so by the average all could be read at once."""
     keys = pa.array(["k"] * 20_000 + [LONG] * 60)
     path = written(tmp_path / "m.parquet", keys, compression="zstd", data_page_size=1 << 16)
@@ -91,7 +69,7 @@ def test_rows_of_unequal_size_are_read_as_few_at_once_as_the_bound_needs(tmp_pat
     assert sum(sizes) > 60 * len(LONG) and max(sizes) <= BOUND
 
 
-def test_more_values_than_the_footer_states_are_damage(tmp_path: Path) -> None:
+def test_more_values_than_the_footer_states_are_damage(tmp_path):
     path = written(tmp_path / "m.parquet", pa.array(["k"] * 100), compression="none")
     data = path.read_bytes()
     table = parquet.ParquetTable(LocalFile(path))
@@ -114,9 +92,7 @@ def test_more_values_than_the_footer_states_are_damage(tmp_path: Path) -> None:
         ("RLE_DICTIONARY", "zstd"),
     ],
 )
-def test_files_of_any_coding_are_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, compression: str
-) -> None:
+def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, compression):
     drawn = random.Random(f"{encoding}{compression}")
     texts = [f"{drawn.randrange(300):04}" * drawn.randrange(1, 40) for _ in range(1_000)]
     flat = [text if drawn.random() < 0.9 else None for text in texts]
@@ -133,18 +109,10 @@ def test_files_of_any_coding_are_read_whole(
             if encoding == "RLE_DICTIONARY":
                 # a dictionary that is full is followed by pages without one
                 options = {"use_dictionary": True, "dictionary_pagesize_limit": 5_000}
-            pq.write_table(
-                pa.table({"n": range(len(keys)), "key": keys}),
-                path,
-                compression=compression,
-                data_page_version=version,
-                data_page_size=4_000,
-                write_batch_size=50,
-                **options,
-            )
-            storage = open_storage(f"memory://{tmp_path.name}")
-            storage.put(f"{version}{encoding}{path_of_keys}{bound}", path.read_bytes())
-            name = f"{version}{encoding}{path_of_keys}{bound}"
+            options |= {"compression": compression, "data_page_version": version, "data_page_size": 4_000}
+            pq.write_table(pa.table({"n": range(len(keys)), "key": keys}), path, write_batch_size=50, **options)
+            storage, name = open_storage(f"memory://{tmp_path.name}"), f"{version}{encoding}{path_of_keys}{bound}"
+            storage.put(name, path.read_bytes())
             for place in (LocalFile(path), StoredFile(name, storage, name, path.stat().st_size)):
                 for shared in ([], ["key"] if keys is flat else []):
                     found = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"], shared=shared)]
@@ -157,9 +125,7 @@ def test_files_of_any_coding_are_read_whole(
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("values", [[f"k{n}" for n in range(500)], [["a", f"k{n}"] for n in range(500)]], ids=type)
 @pytest.mark.parametrize("frames", [0, 1])
-def test_text_of_hadoops_lz4_that_is_coded_by_differences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, version: str, values: list[Any], frames: int
-) -> None:
+def test_text_of_hadoops_lz4_that_is_coded_by_differences(tmp_path, encoding, version, values, frames):
     """The codec by its old number 5, with Hadoop's frames (Spark's `lz4`), and without them."""
     compress = pa.Codec("lz4_raw").compress
     path = written(tmp_path / "m.parquet", pa.array(values), encoding, compression="lz4", data_page_version=version)
@@ -173,9 +139,8 @@ def test_text_of_hadoops_lz4_that_is_coded_by_differences(
     assert [value for rows in found for value in rows.column("key").to_pylist()] == values
     body = b"".join(str(value).encode() for value in values)
     parts = [body[at : at + 1000] for at in range(0, len(body), 1000)]
-    framed = b"".join(
-        struct.pack(">II", len(part), len(packed := compress(part, asbytes=True))) + packed for part in parts
-    )
+    packed = [compress(part, asbytes=True) for part in parts]
+    framed = b"".join(struct.pack(">II", *map(len, both)) + both[1] for both in zip(parts, packed, strict=True))
     assert pages._of_hadoop(framed if frames else compress(body, asbytes=True), len(body)) == body
     with pytest.raises(OSError):
         pages._of_hadoop(framed[:-1], len(body))

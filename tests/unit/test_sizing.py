@@ -32,15 +32,8 @@ def test_inputs_are_what_the_code_has():
 
 
 def test_arithmetic_by_hand():
-    given = {
-        **_GIVEN,
-        "build": 100_000,
-        "merge": 50_000,
-        "bytes an entry": 32,
-        "keys a message": 2,
-        "executors": 4,
-        "executor hour": 0.1,
-    }
+    given = _GIVEN | {"build": 100_000, "merge": 50_000, "bytes an entry": 32, "keys a message": 2}
+    given |= {"executors": 4, "executor hour": 0.1}
     year = sizing(given, 1e9)
     assert year["entries a year"] == 2e9
     assert (year["executor hours a year, build"], year["executor hours a year, merge"]) == pytest.approx(

@@ -25,18 +25,17 @@ def git(tmp_path):
     return folder
 
 
-def test_a_branch(git, tmp_path):
-    (git / "refs/heads/main").write_text(f"{COMMIT}\n")
-    assert version_of(tmp_path) == VERSION
-
-
-def test_a_packed_branch(git, tmp_path):
-    (git / "packed-refs").write_text(f"# pack-refs\n{'f' * 40} refs/heads/other\n{COMMIT} refs/heads/main\n")
-    assert version_of(tmp_path) == VERSION
-
-
-def test_a_commit_without_a_branch(git, tmp_path):
-    (git / "HEAD").write_text(COMMIT)
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("refs/heads/main", f"{COMMIT}\n"),
+        ("packed-refs", f"# pack-refs\n{'f' * 40} refs/heads/other\n{COMMIT} refs/heads/main\n"),
+        ("HEAD", COMMIT),
+    ],
+    ids=["a branch", "a packed branch", "a commit without a branch"],
+)
+def test_a_commit(git, tmp_path, file, text):
+    (git / file).write_text(text)
     assert version_of(tmp_path) == VERSION
 
 

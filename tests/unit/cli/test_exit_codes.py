@@ -201,20 +201,22 @@ def test_a_reader_of_help_that_leaves_is_told_by_the_code(monkeypatch, arguments
     assert ended.value.code == 141
 
 
+FLOOD = """
+from tiered_index.cli.session import command, Session
+import typer
+@command
+def flood(session: Session) -> int:
+    for number in range(100000):
+        session.out.record({'number': number})
+    return 0
+app = typer.Typer()
+app.command()(flood)
+app(standalone_mode=True)
+"""
+
+
 def test_a_reader_that_leaves_is_no_error():
-    program = (
-        "from tiered_index.cli.session import command, Session\n"
-        "import typer\n"
-        "@command\n"
-        "def flood(session: Session) -> int:\n"
-        "    for number in range(100000):\n"
-        "        session.out.record({'number': number})\n"
-        "    return 0\n"
-        "app = typer.Typer()\n"
-        "app.command()(flood)\n"
-        "app(standalone_mode=True)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", FLOOD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b'{"number": 0}\n'
     process.stdout.close()
     errors_said = process.stderr.read()

@@ -114,11 +114,9 @@ def test_a_thousand_skipped_files_are_one_line(capsys: pytest.CaptureFixture[str
 
 def test_pages_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
     first = explain(report(9), report(8, "skipped_budget", requests=1), report(7, "skipped_budget"))
-    second = explain(
-        report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget")
-    )
-    third = explain(report(9, place="cache", requests=0, bytes=0, cost_usd=0.0), report(8), report(7, "skipped_budget"))
-    rows, totals, _ = shown(capsys, first, second, third)
+    kept = report(9, place="cache", requests=0, bytes=0, cost_usd=0.0)
+    later = explain(kept, report(8), report(7, "skipped_budget"))
+    rows, totals, _ = shown(capsys, first, later, later)
     assert [[*row[:4], row[7]] for row in rows] == [
         [MIXED[0].file, "read", "storage", "2", "9"],
         [MIXED[0].file, "read", "cache", "0", "18"],

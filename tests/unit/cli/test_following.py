@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.rocketmq.followed import NOW_MS, Followed
+from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
@@ -263,14 +264,8 @@ class Partitions:
         for name, rows in self.messages.items():
             for number in range(self.taken[name], len(rows)):
                 key, time_ms = rows[number]
-                columns = {
-                    "topic": ["orders"],
-                    "queue_id": [int(name[-1])],
-                    "key": [key],
-                    "offset": [number],
-                    "size": [9],
-                }
-                columns["timestamp_ms"] = [time_ms]
+                more = {"topic": "orders", "queue_id": int(name[-1]), "key": key, "offset": [number]}
+                columns = batch(1, size=9, timestamp_ms=time_ms, **more)
                 yield Batch(source=name, position=number + 1, columns=columns, messages=1)
                 self.taken[name] = number + 1
 

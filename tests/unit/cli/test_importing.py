@@ -61,13 +61,8 @@ def test_damage_is_a_typed_error(entries, tmp_path, damaged_copies, kind):
 @pytest.mark.parametrize(
     "about",
     [
-        "",
-        "nope",
-        "[]",
-        "{}",
-        '{"layout": 5}',
-        '{"layout": {}, "offset_space": "custom"}',
-        '{"layout": {}, "offset_space": "x"}',
+        *("", "nope", "[]", "{}", '{"layout": 5}'),
+        *('{"layout": {}, "offset_space": "custom"}', '{"layout": {}, "offset_space": "x"}'),
     ],
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.memory import arrow_memory
 from tiered_index import KeyedIndexItem, column
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
@@ -129,12 +130,6 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, k
         )
 
 
-def test_a_missing_field_is_named(write_lines, make_message):
-    line = make_message(1)
-    del line["offset"]
-    assert read(ndjson(write_lines([line])))[0].problem == "'offset' is missing"
-
-
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
     monkeypatch.setattr(files, "BLOCK_BYTES", 500)
@@ -179,7 +174,7 @@ def test_a_file_that_changed_behind_the_position_is_refused(write_lines, make_me
         read(ndjson(path), size - 3)
 
 
-def test_a_damaged_gzip_file_is_corrupt(write_lines, make_message, tmp_path):
+def test_a_damaged_gzip_file_is_corrupt(make_message, tmp_path):
     data = gzip.compress(b"".join(json.dumps(make_message(i)).encode() + b"\n" for i in range(500)))
     packed = tmp_path / "m.ndjson.gz"
     packed.write_bytes(data[:-20])
@@ -314,9 +309,8 @@ def test_csv_with_other_names_of_columns(tmp_path, ends):
     with path.open("a") as handle:
         handle.write("A-4,0,4,10,1700000000000," + ends)
     (more,) = open_source(path, ORDERS).batches(before)
-    assert [(r.where, r.message.offset, r.message.timestamp_ms) for r in more.records()] == [
-        ("line 5", 4, 1_700_000_000_000)
-    ]
+    (one,) = more.records()
+    assert (one.where, one.message.offset, one.message.timestamp_ms) == ("line 5", 4, 1_700_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -350,16 +344,12 @@ def test_keys_of_csv_are_separated_by_blanks(tmp_path):
 
 
 def test_parquet_and_ndjson_with_other_names_of_columns(tmp_path, write_lines):
-    values = [
-        {"order_id": k, "queue_id": 0, "offset": i, "size": 1, "created": 5000 + i} for i, k in enumerate(["a", "b"])
-    ]
+    rows = [("a", 0, 5000), ("b", 1, 5001)]
+    values = [{"order_id": key, "queue_id": 0, "offset": at, "size": 1, "created": ms} for key, at, ms in rows]
     pq.write_table(pa.Table.from_pylist(values), tmp_path / "orders.parquet")
-    found = [
-        (r.message.topic, *r.message.keys, r.message.offset)
-        for path in (tmp_path / "orders.parquet", write_lines(values))
-        for r in read(open_source(path, ORDERS))
-    ]
-    assert found == [("orders", "a", 0), ("orders", "b", 1)] * 2
+    for path in (tmp_path / "orders.parquet", write_lines(values)):
+        found = [(r.message.topic, *r.message.keys, r.message.offset) for r in read(open_source(path, ORDERS))]
+        assert found == [("orders", "a", 0), ("orders", "b", 1)]
     assert read(open_source(write_lines([{"queue_id": 0}]), ORDERS))[0].problem == "'offset' is missing"
     with pytest.raises(InvalidArgument, match=r"column 'topic' is missing; it has order_id.*--constant topic=VALUE"):
         open_source(tmp_path / "orders.parquet")
@@ -430,44 +420,47 @@ def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, dam
     assert CorruptFile in seen
 
 
-def peak_bytes(act):
-    """Return the most that Arrow had allocated at a time while `act` ran."""
-    pool = pa.proxy_memory_pool(pa.default_memory_pool())
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pool)
-    try:
-        act()
-    finally:
-        pa.set_memory_pool(before)
-    return pool.max_memory()
+NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
+
+
+def numbers(rows):
+    """Return columns of numbers, the same in each row."""
+    return {name: [5] * rows for name in NUMBERS}
 
 
 def test_text_that_many_rows_share_is_not_copied_into_all_of_them(tmp_path):
     count, path = 1_000, tmp_path / "m.parquet"
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * (1 << 20)]))
-    numbers = {name: pa.array([5] * count) for name in ("queue_id", "offset", "size", "timestamp_ms")}
     for names in ({"topic": shared, "key": ["k"] * count}, {"topic": ["t"] * count, "key": shared}):
-        pq.write_table(pa.table(names | numbers), path, store_schema=False)
+        pq.write_table(pa.table(names | numbers(count)), path, store_schema=False)
         assert path.stat().st_size < 1 << 20
-        assert peak_bytes(lambda: list(itertools.islice(open_source(path).batches(0), 2))) < 200 << 20
+        with arrow_memory() as pool:
+            list(itertools.islice(open_source(path).batches(0), 2))
+        assert pool.max_memory() < 200 << 20
         record = next(next(open_source(path).batches(0)).records())
         assert "UTF-16 code units; the limit is" in record.problem
 
 
-def test_a_row_of_too_much_text_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (pa.array([["k" * 10] * (200 if i == 3 else 2) for i in range(5)]), "row 4: its text has 2,001 bytes"),
+        (pa.array([["k" * 1000, "k"]], pa.list_(pa.string(), 2)), "row 1: its text has 1,002 bytes"),
+    ],
+    ids=["lists", "lists of a fixed length"],
+)
+def test_a_row_of_too_much_text_is_named(tmp_path, monkeypatch, keys, said):
     monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
-    rows = [{"keys": ["k" * 10] * (200 if i == 3 else 2), "topic": "t"} for i in range(5)]
     path = tmp_path / "m.parquet"
-    pq.write_table(pa.Table.from_pylist([r | dict.fromkeys(NUMBERS, 5) for r in rows]), path)
-    with pytest.raises(InvalidArgument, match=r"m.parquet, row 4: its text has 2,001 bytes; 1,000 are allowed"):
+    pq.write_table(pa.table({"keys": keys, "topic": ["t"] * len(keys)} | numbers(len(keys))), path)
+    with pytest.raises(InvalidArgument, match=f"m.parquet, {said}; 1,000 are allowed"):
         read(open_source(path))
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.list_(pa.string(), 1000)])
 def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, kind):
     keys, path = [""] * 1000, tmp_path / "m.parquet"
-    numbers = {name: pa.array([5] * 50) for name in NUMBERS}
-    pq.write_table(pa.table({"keys": pa.array([keys] * 50, kind), "topic": ["t"] * 50} | numbers), path)
+    pq.write_table(pa.table({"keys": pa.array([keys] * 50, kind), "topic": ["t"] * 50} | numbers(50)), path)
     for names in ({"LIST_ROWS": 20}, {"TABLE_KEYS": 20_000}):
         with monkeypatch.context() as patch:
             for name, most in names.items():
@@ -482,49 +475,34 @@ def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, ki
 def test_a_row_of_keys_without_number_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     count, path = 1 << 20, tmp_path / "m.parquet"
     lists = pa.ListArray.from_arrays(pa.array([0, 1, count], pa.int32()), pa.array([""] * count))
-    pq.write_table(
-        pa.table({"keys": lists, "topic": ["t"] * 2} | {name: [5] * 2 for name in NUMBERS}), path, row_group_size=1
-    )
+    pq.write_table(pa.table({"keys": lists, "topic": ["t"] * 2} | numbers(2)), path, row_group_size=1)
     assert path.stat().st_size < 1 << 13
     monkeypatch.setattr(parquet, "DECODED_BYTES", 1 << 20)
     batches = open_source(path).batches(0)
     assert next(batches).messages == 1
-
-    def refused():
-        problem = (
-            r"m.parquet: row group 1 has a row whose pages become more than 1,048,576 bytes .* column 'keys': write"
-        )
-        with pytest.raises(InvalidArgument, match=problem):
-            next(batches)
-
-    assert peak_bytes(refused) < 1 << 16
+    problem = r"m.parquet: row group 1 has a row whose pages become more than 1,048,576 bytes .* column 'keys': write"
+    with arrow_memory() as pool, pytest.raises(InvalidArgument, match=problem):
+        next(batches)
+    assert pool.max_memory() < 1 << 16
     # what is not read may have any number
-    pq.write_table(
-        pa.table({"more": lists, "key": ["k"] * 2, "topic": ["t"] * 2} | {name: [5] * 2 for name in NUMBERS}), path
-    )
+    pq.write_table(pa.table({"more": lists, "key": ["k"] * 2, "topic": ["t"] * 2} | numbers(2)), path)
     assert len(read(open_source(path))) == 2
 
 
 def test_column_chunks_are_read_without_arrow(tmp_path):
     path, random_numbers = tmp_path / "m.parquet", random.Random(3)
     for version in ("1.0", "2.6"):
-        rows = [
-            {"keys": ["k"] * random_numbers.randrange(5), "s": {"a": 1.5, "b": [[1], []]}, "n": None} for _ in range(50)
-        ]
-        made = pa.Table.from_pylist(rows).replace_schema_metadata({"x" * 300: "y"})
+        same = {"s": {"a": 1.5, "b": [[1], []]}, "n": None}
+        made = pa.Table.from_pylist([same | {"keys": ["k"] * random_numbers.randrange(5)} for _ in range(50)])
+        made = made.replace_schema_metadata({"x" * 300: "y"})
         pq.write_table(made, path, row_group_size=20, version=version, data_page_version=version[:1] + ".0")
         data = path.read_bytes()
         length = int.from_bytes(data[-8:-4], "little")
         footer = data[-8 - length : -8]
         with pq.ParquetFile(path) as file:
-            metadata = file.metadata
-            told = [
-                [
-                    (c.path_in_schema, c.num_values, c.total_compressed_size)
-                    for c in map(group.column, range(group.num_columns))
-                ]
-                for group in map(metadata.row_group, range(metadata.num_row_groups))
-            ]
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            columns = [map(group.column, range(group.num_columns)) for group in groups]
+        told = [[(c.path_in_schema, c.num_values, c.total_compressed_size) for c in own] for own in columns]
         chunks = column_chunks(footer)
         assert [[(".".join(c.path), c.values, c.size_bytes) for c in group] for group in chunks] == told
         for _ in range(300):
@@ -534,18 +512,6 @@ def test_column_chunks_are_read_without_arrow(tmp_path):
                 broken[at] = random_numbers.randrange(256)
             with contextlib.suppress(ValueError):
                 column_chunks(bytes(broken))
-
-
-def test_text_in_lists_of_a_fixed_length_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
-    lists = pa.array([["k" * 1000, "k"]], pa.list_(pa.string(), 2))
-    path = tmp_path / "m.parquet"
-    pq.write_table(pa.table({"keys": lists, "topic": ["t"]} | {name: [5] for name in NUMBERS}), path)
-    with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: its text has 1,002 bytes; 1,000 are allowed"):
-        read(open_source(path))
-
-
-NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
 def test_columns_of_another_type_are_refused_before_a_row_is_read(make_message, tmp_path):
@@ -640,12 +606,9 @@ def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, mak
         pq.write_table(pa.Table.from_pylist([{**v, "key": "k"} for v in values]).drop_columns(["keys", "offset"]), path)
     else:
         header = b"topic,queue_id,size,timestamp_ms,key\n" if kind == "csv" else b""
-        lines = [
-            ",".join(str(v[n]) for n in ("topic", "queue_id", "size", "timestamp_ms")) + ",k"
-            if kind == "csv"
-            else json.dumps(v)
-            for v in values
-        ]
+        lines = list(map(json.dumps, values))
+        if kind == "csv":
+            lines = [f"{v['topic']},{v['queue_id']},{v['size']},{v['timestamp_ms']},k" for v in values]
         lines.insert(5, "")
         rows_ = [n for n in range(21) if n != 5]
         path.write_bytes(header + "\n".join([*lines, ""]).encode())

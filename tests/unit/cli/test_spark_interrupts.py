@@ -40,9 +40,8 @@ def test_an_interrupt_waits_for_the_session(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sharing.spark_of(SparkOptions())
     assert done and signal.getsignal(number) is before
-    monkeypatch.setattr(
-        session, "open_session", lambda *_, **__: SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=print))
-    )
+    made = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=print))
+    monkeypatch.setattr(session, "open_session", lambda *_, **__: made)
     sharing.spark_of(SparkOptions())
     record = logging.LogRecord("root", logging.ERROR, "/lib/py4j/java_gateway.py", 1, "KeyboardInterrupt", None, None)
     assert not root.filter(record)
