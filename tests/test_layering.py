@@ -52,23 +52,14 @@ def test_a_module_imports_only_what_lies_below_it():
 
 
 def test_imports_stand_at_the_top():
-    wrong = []
+    """Or below `if TYPE_CHECKING`, or in a `try` of the module."""
+    top, wrong = ast.Import | ast.ImportFrom | ast.If | ast.Try, []
     for relative, _, tree in modules():
-        for node, name in imports(tree):
-            if node in tree.body or _guarded(tree, node):
-                continue
-            if (
-                name.split(".")[0] == "tiered_index"
-                and relative.parts[0] not in LAZY_FOLDERS
-                and (str(relative), name) not in LAZY
-            ):
+        below = [each for outer in tree.body if not isinstance(outer, top) for each in imports(outer)]
+        for _, name in below if relative.parts[0] not in LAZY_FOLDERS else ():
+            if name.split(".")[0] == "tiered_index" and (str(relative), name) not in LAZY:
                 wrong.append(f"{relative} imports {name} inside a function")
     assert not wrong
-
-
-def _guarded(tree, node):
-    """Whether an import stands below `if TYPE_CHECKING` or in a module-level `try`."""
-    return any(node in ast.walk(outer) for outer in tree.body if isinstance(outer, ast.If | ast.Try))
 
 
 def test_what_is_allowed_late_is_still_there():

@@ -3,6 +3,7 @@ proselint finds clichés, redundant words and jargon.
 """
 
 import ast
+import functools
 import re
 import tokenize
 from collections.abc import Iterator
@@ -75,10 +76,16 @@ def test_help() -> None:
         assert not linted("\n\n".join(texts)), words
 
 
+@functools.cache
+def nodes_of_modules() -> list[tuple[Path, str, list[ast.AST]]]:
+    """Return path, text and all nodes of each module."""
+    texts = [(path, path.read_text()) for path in (TOP / "tiered_index").rglob("*.py")]
+    return [(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts]
+
+
 def test_code() -> None:
-    for path in (TOP / "tiered_index").rglob("*.py"):
-        text = path.read_text()
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)]
+    for path, text, every in nodes_of_modules():
+        nodes = [node for node in every if isinstance(node, DOCUMENTED)]
         docs = [(node, ast.get_docstring(node) or "") for node in nodes]
         tokens = tokenize.generate_tokens(StringIO(text).readline)
         comments = [one.string for one in tokens if one.type == tokenize.COMMENT]
@@ -88,7 +95,7 @@ def test_code() -> None:
 
 
 def test_messages() -> None:
-    for path in (TOP / "tiered_index").rglob("*.py"):
-        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+    for path, _, every in nodes_of_modules():
+        raised = [node for node in every if isinstance(node, ast.Raise)]
         texts = [one.value for node in raised for one in ast.walk(node) if isinstance(one, ast.Constant)]
         assert not [text for text in texts if isinstance(text, str) and AVOID.search(text)], path
