@@ -1,7 +1,5 @@
 """A service on a socket of this process: `serving(lookups, ...)` yields a client that asks it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -78,6 +76,21 @@ def serving(
         assert not thread.is_alive()
 
 
+def index_in(folder: Path, **settings: Any) -> IndexService:
+    """Open a small index whose root and storage lie in a folder."""
+    small = {"storage": (folder / "storage").as_uri(), "slots": 100, "items": 1000, "background": False}
+    return IndexService.open(root=folder / "root", **(small | settings))
+
+
+def published(folder: Path) -> str:
+    """Make an index with the entries of the examples in its storage; return the storage's URI."""
+    with index_in(folder) as index:
+        put_entries(index)
+        index.seal()
+        index.run_lifecycle()
+    return (folder / "storage").as_uri()
+
+
 def put_entries(index: IndexService) -> None:
     """Put the entries of the examples and make them durable."""
     for topic, queue_id, key, offset, size, timestamp_ms in ENTRIES:
@@ -88,10 +101,7 @@ def put_entries(index: IndexService) -> None:
 @pytest.fixture(scope="package")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexService]:
     """A writer's index with the entries of the examples, which stay unsealed."""
-    folder = tmp_path_factory.mktemp("served")
-    with IndexService.open(
-        root=folder / "root", storage=(folder / "storage").as_uri(), slots=100, items=1000, background=False
-    ) as index:
+    with index_in(tmp_path_factory.mktemp("served")) as index:
         put_entries(index)
         yield index
 

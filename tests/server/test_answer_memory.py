@@ -1,7 +1,5 @@
 """The answers of all requests together hold a bounded number of bytes: those being made, and those being taken."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -11,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import PATIENCE_S, index_in, serving
 from tests.support.batches import batch
-from tiered_index import IndexItem, IndexService
+from tiered_index import IndexItem
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
@@ -67,9 +65,8 @@ def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
         memory, begun, go_on = MemoryBudget(800), threading.Event(), threading.Event()
         reservation = Reservation(memory)
         await reservation.claim(500, PATIENCE_S)
-        made = asyncio.ensure_future(
-            asyncio.to_thread(reservation.making, lambda: begun.set() or go_on.wait(PATIENCE_S))
-        )
+        call = asyncio.to_thread(reservation.making, lambda: begun.set() or go_on.wait(PATIENCE_S))
+        made = asyncio.ensure_future(call)
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         reservation.end()
         holds = memory.held_bytes
@@ -182,10 +179,8 @@ def test_between_pieces_the_loop_notes_that_the_client_has_gone():
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     """An index with 3,000 entries of one key."""
-    folder, n = tmp_path_factory.mktemp("room"), 3_000
-    with IndexService.open(
-        root=folder / "root", storage=(folder / "s").as_uri(), slots=100, items=9_000, background=False
-    ) as index:
+    n = 3_000
+    with index_in(tmp_path_factory.mktemp("room"), items=9_000) as index:
         index.put_batch(batch(n, size=10, timestamp_ms=[T0 + at * 1000 for at in range(n)]))
         index.flush()
         yield index
@@ -231,11 +226,9 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monke
 def test_a_stream_counts_what_it_has_sent_and_says_where_to_go_on(index):
     with serving(index, answer_bytes=512 << 10, threads=2) as client:
         asked = {"topic": "t", "key": "k", "all": "true", "max_count": "100"}
-        lines = client.get("/v1/query", params=asked, headers={"accept": "application/x-ndjson"}).text.splitlines()
-        *items, status = map(json.loads, lines)
+        client.headers["accept"] = "application/x-ndjson"
+        *items, status = map(json.loads, client.get("/v1/query", params=asked).text.splitlines())
         # 256 bytes an entry, and room for a page
         assert status["error"]["status"] == 503 and 1_000 <= len(items) < 2_000
-        rest = client.get(
-            "/v1/query", params={**asked, "cursor": status["cursor"]}, headers={"accept": "application/x-ndjson"}
-        ).text.splitlines()
+        rest = client.get("/v1/query", params={**asked, "cursor": status["cursor"]}).text.splitlines()
         assert json.loads(rest[0])["offset"] == items[-1]["offset"] - 1

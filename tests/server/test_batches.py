@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.conftest import serving
+from tests.server.conftest import published, serving
+from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import decoded, table_of_stream
@@ -25,9 +26,8 @@ from tiered_index.types import FileReport, LostFile, Provenance, column
 
 T = 1_700_000_000_000
 HIDDEN = Redaction((("broker-", "[root]-"),))
-FAILED = FileReport(
-    file="f", place="storage", outcome="failed", begin_ms=T, end_ms=T + 60_000, error="/broker-a is away"
-)
+REPORT = FileReport(file="f", place="storage", outcome="failed", begin_ms=T, end_ms=T + 60_000)
+FAILED = dataclasses.replace(REPORT, error="/broker-a is away")
 LOST = LostFile(file="g", begin_ms=T, end_ms=T, entries=3, source="memory://broker-a")
 
 
@@ -46,29 +46,17 @@ def looked_up(request, tmp_path_factory):
     uris = [(folder / name).as_uri() for name in names[: 2 if request.param == "several" else 1]]
     own = {"rocketmq": {"preset": "rocketmq"}, "marked": {"item_type": Marked}}.get(request.param, {})
     for number, uri in enumerate(uris):
-        with IndexService.open(
-            root=folder / str(number), storage=uri, slots=50, items=90, background=False, **own
-        ) as index:
+        where = {"root": folder / str(number), "storage": uri}
+        with IndexService.open(**where, slots=50, items=90, background=False, **own) as index:
             rng = random.Random(number)
             # duplicates, several files, times and offsets that rise together and that don't
             for start in range(0, 240, 60):
                 some = np.array([rng.randrange(400) for _ in range(60)])
-                more = (
-                    {"mark": [b"\x01%d" % (n % 9) for n in some], "weight": some / 7}
-                    if request.param == "marked"
-                    else {}
-                )
-                index.put_batch(
-                    {
-                        "topic": [("t", "tö", "u")[n % 3] for n in some],
-                        "key": [f"k{n % 12}" for n in some],
-                        "queue_id": some % 4,
-                        "offset": some * 10,
-                        "size": np.full(60, 7),
-                        "timestamp_ms": T + (some % 50 if start % 120 else some) * 1000,
-                        **more,
-                    }
-                )
+                columns = {"topic": [("t", "tö", "u")[n % 3] for n in some], "key": [f"k{n % 12}" for n in some]}
+                columns["timestamp_ms"] = T + (some % 50 if start % 120 else some) * 1000
+                if request.param == "marked":
+                    columns |= {"mark": [b"\x01%d" % (n % 9) for n in some], "weight": some / 7}
+                index.put_batch(batch(60, queue_id=some % 4, offset=some * 10, size=7, **columns))
                 index.seal()
             index.run_lifecycle()
     with IndexReader.open(uris, **({"item_type": Marked} if request.param == "marked" else {})) as reader:
@@ -126,9 +114,8 @@ def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged
         items = json.loads(wire.encode(wire.answer_document(alone, redaction, files=False)))["items"]
         assert items == answer["items"]
     stream = wire.ArrowStream()
-    data = stream.table(wire.table_of(results, redaction)) + stream.end(
-        wire.batch_totals(results, redaction, files=False)
-    )
+    table, totals = wire.table_of(results, redaction), wire.batch_totals(results, redaction, files=False)
+    data = stream.table(table) + stream.end(totals)
     batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())
     rows = [row for batch, _ in batches for row in batch.to_pylist()]
     for row in rows:
@@ -165,16 +152,10 @@ def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
 
 @pytest.mark.parametrize(("caps", "bounds"), [({}, {"max_requests": 0}), ({"max_requests": 0}, {"max_requests": 9})])
 def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, bounds):
-    uri = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, slots=50, items=90, background=False) as index:
-        index.put("t", 0, "k", 0, 1, T)
-        index.seal()
-        index.run_lifecycle()
-    asked = {"lookups": [{"topic": "t", "key": "k"}]}
-    with (
-        IndexReader.open(uri) as reader,
-        serving(reader, caps=Caps(limits=dataclasses.replace(Caps().limits, **caps))) as client,
-    ):
+    uri = published(tmp_path)
+    asked = {"lookups": [{"topic": "orders", "key": "order-4711"}]}
+    bounded = Caps(limits=dataclasses.replace(Caps().limits, **caps))
+    with IndexReader.open(uri) as reader, serving(reader, caps=bounded) as client:
         got = client.post("/v1/query:batch", json=asked | bounds)
         assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
         assert [report["file"] for report in got.json()["failed"]]

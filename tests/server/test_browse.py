@@ -1,16 +1,15 @@
 """`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for whoever may see it."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
 import pytest
 
+from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_archived_queues import archive, made
-from tests.server.conftest import serving
+from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
-from tiered_index import IndexReader, IndexService, erase
+from tiered_index import IndexReader, erase
 from tiered_index.format.queue_offsets import ENTRY
 from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.remoting.browsing import Browser
@@ -37,14 +36,11 @@ def held(request, tmp_path_factory):
     """A client of a service that has the messages, `orders` of the log in their order, and the token of a team."""
     folder = tmp_path_factory.mktemp("browse")
     messages = made(folder / "store", puts())
-    storage = (folder / "storage").as_uri()
-    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
     tokens = folder / "tokens.json"
     team = bearer(add_token(tokens, "team", "read", ["orders"]))
     every = bearer(add_token(tokens, "every", "read", None))
-    with IndexService.open(root=folder / "root", storage=storage, **settings) as index:
-        for one in messages:
-            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+    with index_in(folder, offset_space="commitlog") as index:
+        index_log(index, folder / "store")
         index.run_lifecycle()
         if request.param != "store":
             assert archive(index, folder / "store") > 1
@@ -112,9 +108,8 @@ def test_a_token_of_some_topics_browses_these_alone(held):
         got = client.get("/v1/browse", params=asked | {"topic": topic}, headers=team)
         assert got.status_code in (403, 404), topic
     records = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert {"caller": "team", "topic": "orders", "count": len(messages)}.items() <= next(
-        one for one in records if one.get("lookup") == "browse" and one["caller"] == "team"
-    ).items()
+    told = next(one for one in records if one.get("lookup") == "browse" and one["caller"] == "team")
+    assert (told["topic"], told["count"]) == ("orders", len(messages))
     assert any(one["status"] == 403 and "payments" in one["asked"] for one in records)
 
 
@@ -146,15 +141,14 @@ def test_a_cursor_behind_the_ends_is_one_at_the_ends(held):
 
 def test_a_page_is_bounded_by_its_bytes_and_loses_nothing(tmp_path):
     messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(9)))
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
-        with serving(index, store=tmp_path / "store", caps=Caps(message_bytes=1500)) as client:
-            found, place = [], {"at_ms": 0}
-            while place:
-                answer = browse(client, **place)
-                assert 1 <= len(answer["messages"]) <= 3
-                found += places(answer)
-                place = {"cursor": answer["later"]} if answer["later"] else {}
-            assert found == [(one.queue_id, one.queue_offset) for one in messages]
+    with index_in(tmp_path) as index, serving(index, store=tmp_path / "store", caps=Caps(message_bytes=1500)) as client:
+        found, place = [], {"at_ms": 0}
+        while place:
+            answer = browse(client, **place)
+            assert 1 <= len(answer["messages"]) <= 3
+            found += places(answer)
+            place = {"cursor": answer["later"]} if answer["later"] else {}
+        assert found == [(one.queue_id, one.queue_offset) for one in messages]
 
 
 @pytest.mark.parametrize("is_backwards", [False, True])
@@ -201,12 +195,10 @@ def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
 
 
 def test_what_was_erased_is_not_shown_from_anywhere(tmp_path):
-    messages = made(tmp_path / "store", ({"keys": [f"k-{n // 3}"], "body": b"%d" % n} for n in range(9)))
+    made(tmp_path / "store", ({"keys": [f"k-{n // 3}"], "body": b"%d" % n} for n in range(9)))
     storage = (tmp_path / "storage").as_uri()
-    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
-    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
-        for one in messages:
-            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+    with index_in(tmp_path, offset_space="commitlog") as index:
+        index_log(index, tmp_path / "store")
         index.seal()
         index.run_lifecycle()
         assert archive(index, tmp_path / "store")
@@ -214,7 +206,7 @@ def test_what_was_erased_is_not_shown_from_anywhere(tmp_path):
         assert len(browse(far, at_ms=T)["messages"]) == 9
         erase(storage, "orders", keys="k-1", yes=True, now=True, grace_s=0)
         assert [one["message"]["body"] for one in browse(far, at_ms=T)["messages"]] == list("012678")
-    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
+    with index_in(tmp_path, offset_space="commitlog") as index:
         index.run_lifecycle()
         with serving(index, store=tmp_path / "store") as near:
             answer = browse(near, at_ms=T, max_count=4)
@@ -232,18 +224,17 @@ def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
     every = bearer(add_token(tokens, "every", "read", None))
     segment = tmp_path / "store" / "commitlog" / f"{0:020d}"
     segment.write_bytes(segment.read_bytes().replace(b"3" * 20, b"3" * 19 + b"X"))
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
-        with serving(index, store=tmp_path / "store", tokens=tokens) as client:
-            for headers, problem in ((every, "CRC"), (team, "this message can't be read")):
-                answer = browse(client, headers=headers, cursor="later:0=0")
-                # moments near it are found, too
-                for n in range(6):
-                    around = browse(client, headers=headers, at_ms=T + n * 1000, max_count=2)
-                    assert {offset for _, offset in places(around)} & {n, 3}
-                assert [offset for _, offset in places(answer)] == [0, 1, 2, 3, 4, 5]
-                damaged = answer["messages"][3]
-                assert damaged["message"] is None and problem in damaged["problem"], damaged
-                assert answer["status"] == "partial" and str(tmp_path) not in json.dumps(answer)
+    with index_in(tmp_path) as index, serving(index, store=tmp_path / "store", tokens=tokens) as client:
+        for headers, problem in ((every, "CRC"), (team, "this message can't be read")):
+            answer = browse(client, headers=headers, cursor="later:0=0")
+            # moments near it are found, too
+            for n in range(6):
+                around = browse(client, headers=headers, at_ms=T + n * 1000, max_count=2)
+                assert {offset for _, offset in places(around)} & {n, 3}
+            assert [offset for _, offset in places(answer)] == [0, 1, 2, 3, 4, 5]
+            damaged = answer["messages"][3]
+            assert damaged["message"] is None and problem in damaged["problem"], damaged
+            assert answer["status"] == "partial" and str(tmp_path) not in json.dumps(answer)
 
 
 def test_without_queues_at_hand_it_says_what_gives_them(client):
@@ -253,18 +244,17 @@ def test_without_queues_at_hand_it_says_what_gives_them(client):
 
 def test_a_topic_of_very_many_queues_wants_one_to_be_chosen(tmp_path):
     made(tmp_path / "store", ({"queue_id": n} for n in range(65)))
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
-        with serving(index, store=tmp_path / "store") as client:
-            got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
-            assert (got.status_code, "choose one by queue_id" in got.text) == (400, True)
-            assert places(browse(client, at_ms=T, queue_id=64)) == [(64, 0)]
+    with index_in(tmp_path) as index, serving(index, store=tmp_path / "store") as client:
+        got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
+        assert (got.status_code, "choose one by queue_id" in got.text) == (400, True)
+        assert places(browse(client, at_ms=T, queue_id=64)) == [(64, 0)]
 
 
 def test_queue_offsets_of_archived_segments_count_as_memory_of_the_answer(tmp_path, monkeypatch):
     held, grow = [], Reservation.grow
     monkeypatch.setattr(Reservation, "grow", lambda self, size: held.append(size) or grow(self, size))
     made(tmp_path / "store", ({"store_ms": T + n} for n in range(300)), segment_bytes=1 << 16)
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
+    with index_in(tmp_path) as index:
         index.put("orders", 0, "k", 0, 1, T)
         index.run_lifecycle()
         assert archive(index, tmp_path / "store") == 1

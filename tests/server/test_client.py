@@ -1,7 +1,5 @@
 """The client answers as the library does, repeats what may be repeated, and never takes a part for the whole."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -12,8 +10,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from tests.integration.cli.command_lines import run_here
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import PATIENCE_S, index_in, serving
 from tiered_index import IndexService, Lookup, QueryResult
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output
@@ -95,13 +92,10 @@ def test_asyncio_has_the_same(client, index):
 
 def test_entries_are_put_once(tmp_path):
     columns = {"topic": ["a"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [2], "timestamp_ms": [10**12]}
-    with IndexService.open(
-        root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
-    ) as index:
-        with serving(index) as client, IndexClient(str(client.base_url)) as asking:
-            assert asking.put_batch(columns, "s", 1, after=0)["entries"] == 1
-            assert asking.put_batch(pa.table(columns), "s", 1)["repeated"] is True
-            assert [item.offset for item in asking.query("a", "k")] == [1]
+    with index_in(tmp_path) as index, serving(index) as client, IndexClient(str(client.base_url)) as asking:
+        assert asking.put_batch(columns, "s", 1, after=0)["entries"] == 1
+        assert asking.put_batch(pa.table(columns), "s", 1)["repeated"] is True
+        assert [item.offset for item in asking.query("a", "k")] == [1]
 
 
 def test_errors_are_the_librarys(asking, index, tmp_path):
@@ -164,9 +158,7 @@ def answering(*answers):
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
-ITEM = json.dumps(
-    {"topic": "a", "topic_id": 1, "queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": 0, "key_hash": 1}
-).encode()
+ITEM = b'{"topic":"a","topic_id":1,"queue_id":0,"offset":1,"size":1,"timestamp_ms":0,"key_hash":1}'
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -193,18 +185,14 @@ def test_a_stream_without_its_end_is_no_answer(answer, error):
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (
-            b'{"items": [\n{"error": {"error": "Refused", "status": 408, "detail": "too slow"}}\n',
-            StorageUnavailable,
-            "too slow",
-        ),
-        (b'{"items": [\n{"error": {"error": "BudgetExceeded", "detail": "spent"}}\n', BudgetExceeded, "spent"),
-        (b'{"items": [{"top', StorageUnavailable, "broke off"),
-        (b'{"items": [\n{"error": "of an entry"}', StorageUnavailable, "broke off"),
+        (b'\n{"error": {"error": "Refused", "status": 408, "detail": "too slow"}}\n', StorageUnavailable, "too slow"),
+        (b'\n{"error": {"error": "BudgetExceeded", "detail": "spent"}}\n', BudgetExceeded, "spent"),
+        (b'{"top', StorageUnavailable, "broke off"),
+        (b'\n{"error": "of an entry"}', StorageUnavailable, "broke off"),
     ],
 )
 def test_a_document_that_broke_off_is_told_so(answer, error, said):
-    with answering(HEAD + b"\r\n" + answer) as (url, _), IndexClient(url, tries=1) as asking:
+    with answering(HEAD + b'\r\n{"items": [' + answer) as (url, _), IndexClient(url, tries=1) as asking:
         with pytest.raises(error, match=said):
             asking.query("a", "k")
 
@@ -262,16 +250,6 @@ def test_a_put_without_a_position_is_sent_once():
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(InvalidArgument, match="not the URL of a service"):
         IndexClient(url)
-
-
-def test_query_asks_a_service(client, index):
-    url = str(client.base_url)
-    done = run_here("query", "orders", "order-4711", "--url", url, "--json", "--all", "--max", "1")
-    *items, status = done.records
-    assert items == [item.to_dict() for item in index.query("orders", "order-4711")], done
-    assert (status["status"], status["count"]) == ("complete", 2)
-    refused = run_here("query", "orders", "order-4711", "--url", url, "--storage", "file:///tmp/x")
-    assert (refused.code, "leave --storage out" in refused.err) == (2, True)
 
 
 def test_a_stream_that_breaks_within_says_why(index, monkeypatch):

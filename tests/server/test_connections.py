@@ -1,7 +1,5 @@
 """Connections whose clients do not keep to the protocol, or to the manners that it leaves to them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -10,16 +8,15 @@ from functools import partial
 from types import SimpleNamespace
 from urllib.parse import urlencode
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_remoting_server import certificate
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import PATIENCE_S, index_in, serving
+from tests.support.batches import batch
 from tests.support.store_writer import StoreWriter
-from tiered_index import IndexService
 from tiered_index.client import IndexClient
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.server import listening
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, in_background
@@ -233,17 +230,8 @@ def test_who_goes_on_taking_a_large_answer_gets_it(rates, is_stream, ended):
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     """An index with 20,000 entries of one key and second."""
-    folder, count = tmp_path_factory.mktemp("many"), 20_000
-    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
-        columns = {"queue_id": 0, "size": 1, "timestamp_ms": 1_762_000_000_000}
-        index.put_batch(
-            {
-                "topic": ["orders"] * count,
-                "key": ["k"] * count,
-                "offset": np.arange(count),
-                **{name: np.full(count, value) for name, value in columns.items()},
-            }
-        )
+    with index_in(tmp_path_factory.mktemp("many"), items=50_000) as index:
+        index.put_batch(batch(20_000, topic="orders"))
         yield index
 
 
@@ -328,12 +316,10 @@ def letters(tmp_path_factory):
     folder = tmp_path_factory.mktemp("letters")
     with StoreWriter(folder / "store") as writer:
         for n in range(40):
-            writer.put(
-                "letters", 0, b'{"n":%d},{"topic":' % n * 1000, keys=["k"], store_ms=1_762_000_000_000 + n * 1000
-            )
-    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
-        for message in CommitLogReader(folder / "store" / "commitlog").messages():
-            index.put("letters", 0, ["k"], message.physical_offset, message.size, message.store_ms)
+            body, store_ms = b'{"n":%d},{"topic":' % n * 1000, 1_762_000_000_000 + n * 1000
+            writer.put("letters", 0, body, keys=["k"], store_ms=store_ms)
+    with index_in(folder) as index:
+        index_log(index, folder / "store")
         yield index, folder / "store"
 
 
@@ -343,9 +329,8 @@ def test_messages_that_are_taken_too_slowly_go_on_behind_one(letters, taken_slow
         url = b"GET /v1/messages?topic=letters&key=k&max_count=40"
         _, body = unchunked(taken_slowly(client, url, b"application/json"))
         first = json.loads(body)
-        more = client.get(
-            "/v1/messages", params={"topic": "letters", "key": "k", "body": "excerpt", "cursor": first["cursor"]}
-        ).json()
+        asked = {"topic": "letters", "key": "k", "body": "excerpt", "cursor": first["cursor"]}
+        more = client.get("/v1/messages", params=asked).json()
     assert first["status"] == "truncated" and 0 < len(first["messages"]) < 40 and "failed" in first
     assert more["status"] == "complete"
     seconds = [one["item"]["timestamp_ms"] // 1000 for one in [*first["messages"], *more["messages"]]]
@@ -372,7 +357,7 @@ def test_browsing_that_is_taken_too_slowly_goes_on_behind_a_message(letters, tak
 
 @pytest.mark.parametrize("taken", range(0, 1 << 20, 99_999))
 @pytest.mark.parametrize("status", ["complete", "partial"])
-def test_a_document_ends_behind_any_of_its_rows(monkeypatch, taken, status):
+def test_a_document_ends_behind_any_of_its_rows(taken, status):
     """Wherever a client becomes slow, it gets the first rows, and a cursor behind the last one of them."""
     pace, sent = Pace(), b""
     rows = [b'"%d %s"' % (n, b"x" * (n * 997 % 150_000)) for n in range(12)]

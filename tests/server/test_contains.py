@@ -1,16 +1,14 @@
 """Messages told apart over HTTP: by an excerpt of their bodies, and by a text that they contain."""
 
-from __future__ import annotations
-
 import time
-import tracemalloc
 
 import pytest
 
+from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_archived_queues import made
-from tests.server.conftest import serving
+from tests.server.conftest import index_in, serving
 from tests.server.test_guard import bearer
-from tiered_index import IndexService
+from tests.support.memory import traced_memory
 from tiered_index.errors import BudgetExceeded
 from tiered_index.rocketmq.archive.messages import Containing
 from tiered_index.server.calls import Caps
@@ -29,9 +27,8 @@ def held(tmp_path_factory):
     puts = [{"keys": ["k"], "body": body, "tags": f"T{n}"} for n, body in enumerate(BODIES)]
     puts += [{"topic": "payments", "keys": ["k"], "body": b"paid secretly"}] * 2
     messages = made(folder / "store", puts)
-    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
-        for one in messages:
-            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+    with index_in(folder) as index:
+        index_log(index, folder / "store")
         yield index, folder / "store", messages
 
 
@@ -123,11 +120,8 @@ def test_the_search_of_a_large_body_takes_little_memory_and_misses_nothing(held)
     for shift in range(3):
         body = b"-" * ((256 << 10) - 4 - shift) + "Grüße".encode() + b"-" * (8 << 20)
         large = message._replace(raw_body=body)
-        tracemalloc.start()
-        try:
+        with traced_memory() as traced:
             (one,) = Containing(Given([large]), "GRÜSSE-").fetch([None], "orders", "k")
-            assert one.carries_key and tracemalloc.get_traced_memory()[1] < 4 << 20
-        finally:
-            tracemalloc.stop()
+            assert one.carries_key and traced()[1] < 4 << 20
     (one,) = Containing(Given([large]), "GRÜSSE-G").fetch([None], "orders", "k")
     assert not one.carries_key

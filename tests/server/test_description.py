@@ -1,7 +1,5 @@
 """`openapi.json` is true: it names the routes, their parameters and bodies, and the fields of answers."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """`/openapi.json` is of use to others: a validator takes it, and a client that is generated from it gets answers."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -34,14 +32,8 @@ def generated(tmp_path, monkeypatch):
     named = ("-i", OPENAPI, "-o", tmp_path / "client", "--package-name", PACKAGE, "--global-property", parts)
     # half the time of the default
     fast = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    done = subprocess.run(
-        [generator, "generate", "-g", "python", *map(str, named)],
-        env=os.environ | fast,
-        capture_output=True,
-        text=True,
-        timeout=10 * PATIENCE_S,
-        check=False,
-    )
+    line, how = [generator, "generate", "-g", "python", *map(str, named)], {"timeout": 10 * PATIENCE_S, "check": False}
+    done = subprocess.run(line, env=os.environ | fast, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     monkeypatch.syspath_prepend(tmp_path / "client")
     yield importlib.import_module(PACKAGE)

@@ -1,21 +1,19 @@
 """Probes and metrics tell the truth, over a socket: why a service is not ready, and what it counts."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
 import signal
 import threading
-import time
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import PATIENCE_S, put_entries, serving
+from tests.server.conftest import PATIENCE_S, index_in, published, put_entries, serving
 from tests.server.test_serve_command import process_of
 from tests.support.disk_faults import FaultDisk
+from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
@@ -120,18 +118,14 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             file.write_text(kept[:-10])
             found = values(client)
             assert found["tiered_index_ready",] == 1
-            assert {part: found["tiered_index_service_problems", part] for part in ("storage", "tokens", "audit")} == {
-                "storage": 1,
-                "tokens": 1,
-                "audit": 0,
-            }
+            parts = ("storage", "tokens", "audit")
+            assert [found["tiered_index_service_problems", part] for part in parts] == [1, 1, 0]
             got = client.get("/readyz")
             assert (got.status_code, got.json()["reasons"]) == (200, [])
             assert {one["part"] for one in client.get("/v1/health").json()["problems"]} == {"storage", "tokens"}
             assert any("scripted fault" in one for one in got.json()["problems"])
-            assert [one.message for one in caplog.records if "last known tokens stay valid" in one.message] == [
-                f"{file} is not a file of tokens: it is not JSON; the last known tokens stay valid"
-            ]
+            said = f"{file} is not a file of tokens: it is not JSON; the last known tokens stay valid"
+            assert [one.message for one in caplog.records if "last known tokens" in one.message] == [said]
             # the client is told what is wrong, and when to come back
             got = client.get("/v1/query", params=KNOWN)
             assert (got.status_code, got.headers["retry-after"]) == (502, "1")
@@ -171,10 +165,8 @@ def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkeypatch):
-    uri = (tmp_path / "storage").as_uri()
-    IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS).close()
     entered, go_on = threading.Event(), threading.Event()
-    with IndexReader.open(uri) as reader, serving(reader) as client:
+    with IndexReader.open(published(tmp_path)) as reader, serving(reader) as client:
         monkeypatch.setattr(reader, "refresh", lambda: (entered.set(), go_on.wait(PATIENCE_S)))
         first = threading.Thread(target=client.get, args=("/readyz",))
         first.start()
@@ -188,15 +180,17 @@ def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkey
 
 
 def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypatch):
-    uri = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
+    with index_in(tmp_path) as index:
         put_entries(index)
         with serving(index) as client:
             client.get("/v1/query", params=KNOWN)
-            assert values(client)["tiered_index_lookups_total", "query", "local", "complete"] == 1
+            found = values(client)
+            assert found["tiered_index_lookups_total", "query", "local", "complete"] == 1
+            assert found["tiered_index_files", "unsealed"] == 1
+            assert found["tiered_index_http_request_seconds_count", "GET", "/v1/query", "200"] == 1
         index.seal()
         index.run_lifecycle()
-    with IndexReader.open(uri) as reader, serving(reader) as client:
+    with IndexReader.open((tmp_path / "storage").as_uri()) as reader, serving(reader) as client:
         for params in (KNOWN, KNOWN):
             client.get("/v1/query", params=params)
         reader.fetch_filter(reader.files()[0].file_id)
@@ -226,12 +220,8 @@ def test_metrics_tell_what_is_under_way_and_who_serves(index, monkeypatch):
         return query(self, *args, **more)
 
     def wait_until(client, *expected):
-        names = ("http_requests_in_flight", "calls_running", "calls_waiting")
-        until_s, now = time.monotonic() + PATIENCE_S, ()
-        while now != expected:
-            assert time.monotonic() < until_s, now
-            found = values(client)
-            now = tuple(found[f"tiered_index_{name}",] for name in names)
+        names = [(f"tiered_index_{name}",) for name in ("http_requests_in_flight", "calls_running", "calls_waiting")]
+        until(lambda: [*map(values(client).get, names)] == [*expected])
 
     monkeypatch.setattr(IndexService, "query", held)
     with serving(index, threads=1, waiting=2) as client:
@@ -252,9 +242,7 @@ def test_metrics_tell_what_is_under_way_and_who_serves(index, monkeypatch):
 
 def test_metrics_tell_how_a_writer_is(tmp_path):
     clock = ManualClock(1_762_000_090_000)
-    settings = SETTINGS | {"buffer_max_entries": 10, "lease_ttl_s": 30}
-    uri = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, clock=clock, **settings) as index:
+    with index_in(tmp_path, clock=clock, buffer_max_entries=10, lease_ttl_s=30) as index:
         index.put("orders", 0, "k", 1, 1, 1_762_000_000_000, source="shop", source_position=7)
         index.put("orders", 0, "late", 2, 1, 1_000_000_000_000)
         index.seal()
@@ -291,9 +279,7 @@ def test_rounds_that_fail_are_counted(tmp_path):
         put_entries(index)
         storage.fail("*", times=None)
         index.seal()
-        until_s = time.monotonic() + PATIENCE_S
-        while not index.health()["failed_rounds"]["lifecycle"] or not index.health()["steps"]["upload"]["errors"]:
-            assert time.monotonic() < until_s
+        until(lambda: index.health()["failed_rounds"]["lifecycle"] and index.health()["steps"]["upload"]["errors"])
         storage.clear()
 
 
@@ -307,13 +293,11 @@ def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
         with process_of("serve", *place, *watched) as process:
             url = json.loads(process.stdout.readline())["url"]
             with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
-                until_s = time.monotonic() + PATIENCE_S
-                while client.get("/readyz").status_code != 200:
-                    assert time.monotonic() < until_s
+                until(lambda: client.get("/readyz").status_code == 200)
                 # a page counts messages after it has counted entries, which were put in between
                 counts = {"tiered_index_follow_messages_total": 3, "tiered_index_put_entries_total": 6}
-                while any((found := values(client))[name,] < count for name, count in counts.items()):
-                    assert time.monotonic() < until_s
+                until(lambda: all(values(client)[name,] >= count for name, count in counts.items()))
+                found = values(client)
                 assert {name: found[name,] for name in counts} == counts
                 assert found["tiered_index_follow_lost_ranges_total",] == 0
                 assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200

@@ -1,7 +1,5 @@
 """The last hour of figures: samples by a clock of the test, and the thresholds of the alerts that are deployed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.server.conftest import put_entries, serving
-from tiered_index import IndexReader, IndexService
+from tests.server.conftest import published, serving
+from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
 from tiered_index.server.history import FIGURES, History
 from tiered_index.server.metrics import Metrics
@@ -92,21 +90,16 @@ def test_the_thresholds_are_those_of_the_alerts(figure):
         assert f"[{figure.over_s // 60}m]" in rule["expr"] or f"[{figure.over_s // 3600}h]" in rule["expr"]
 
 
-def test_a_service_has_it_from_its_start_and_asks_the_storage_for_nothing(index, client, tmp_path):
+def test_a_service_has_it_from_its_start_and_asks_the_storage_for_nothing(client, tmp_path):
     document = client.get("/v1/history").json()
     titles = [one["title"] for one in document["figures"]]
     assert {"Lease left", "Files not in the storage yet", "Write buffer"} <= {*titles} and len(document["times_ms"])
-    storage = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=storage, slots=100, items=1000, background=False) as own:
-        put_entries(own)
-        own.seal()
-        own.run_lifecycle()
-        with IndexReader.open(storage) as reader:
-            history = History(Served(reader, None, None, None, None), Metrics(reader))
-            before = reader.storages[0].total.requests
-            history.run_once()
-            assert reader.storages[0].total.requests == before
-            assert [one["title"] for one in history.document()["figures"]] == []
+    with IndexReader.open(published(tmp_path)) as reader:
+        history = History(Served(reader, None, None, None, None), Metrics(reader))
+        before = reader.storages[0].total.requests
+        history.run_once()
+        assert reader.storages[0].total.requests == before
+        assert [one["title"] for one in history.document()["figures"]] == []
 
 
 def test_a_token_is_told_what_it_may_and_gets_no_figures_of_other_topics(index, client, tmp_path):

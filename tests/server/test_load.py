@@ -1,7 +1,5 @@
 """The benchmark of the service, tiny: each load is answered rightly. Never how fast."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.benchmarks.service.__main__ import table

@@ -1,11 +1,10 @@
 """`tiered-index serve --rocketmq-port`: RocketMQ's tools ask the same process, and it lets in whom it should."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import httpx
@@ -15,10 +14,9 @@ import uvloop
 from tests.rocketmq.answered import settled
 from tests.rocketmq.archived_store import delete_segments
 from tests.rocketmq.remoting_client import Client, by_key, records
-from tests.server.conftest import PATIENCE_S
+from tests.server.conftest import PATIENCE_S, index_in
 from tests.server.test_serve_command import process_of
 from tests.support.store_writer import StoreWriter
-from tiered_index import IndexService
 from tiered_index.cli import serve
 from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError
@@ -36,19 +34,17 @@ def archived(tmp_path_factory):
     with StoreWriter(folder / "store", segment_bytes=4096) as writer:
         for n in range(60):
             writer.put("orders", n % 4, b"paid", keys=[f"order-{n}"], store_ms=1_700_000_000_000 + n * 1000)
-    uri = (folder / "storage").as_uri()
-    with IndexService.open(root=folder / "root", storage=uri, slots=100, items=1000, background=False) as index:
+    with index_in(folder) as index:
         messages = settled(index, folder / "store")
     delete_segments(folder / "store", 4096)
-    return uri, [m for m in messages if m.physical_offset < 4096]
+    return (folder / "storage").as_uri(), [m for m in messages if m.physical_offset < 4096]
 
 
 def test_tools_ask_beside_http(archived, tmp_path):
     uri, messages = archived
     keys = tmp_path / "keys.json"
-    keys.write_text(
-        json.dumps({"support": {"secret": SECRET, "topics": ["order"]}, "pay": {"secret": SECRET, "topics": ["pay"]}})
-    )
+    known = {name: {"secret": SECRET, "topics": [topic]} for name, topic in (("support", "order"), ("pay", "pay"))}
+    keys.write_text(json.dumps(known))
     names = ("--rocketmq-cluster", "ArchiveA", "--rocketmq-broker", "broker-a", "--rocketmq-advertise", "archive:9876")
 
     async def ask(url):
@@ -68,31 +64,11 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert (await signed("pay", 10, topic="payments")).code == 16
             assert (await signed("pay", 99_999)).code == 3
             route = json.loads((await signed("support", 105, topic="orders")).body)
-            assert route["brokerDatas"] == [
-                {
-                    "brokerAddrs": {"0": "archive:9876"},
-                    "brokerName": "broker-a",
-                    "cluster": "ArchiveA",
-                    "enableActingMaster": False,
-                }
-            ]
+            named = {"brokerName": "broker-a", "cluster": "ArchiveA", "enableActingMaster": False}
+            assert route["brokerDatas"] == [{"brokerAddrs": {"0": "archive:9876"}, **named}]
 
-    asked = (
-        "serve",
-        "--json",
-        "--storage",
-        uri,
-        "--port",
-        0,
-        "--rocketmq-port",
-        0,
-        "--rocketmq-keys",
-        keys,
-        *names,
-        "--audit-log",
-        tmp_path / "audit.ndjson",
-    )
-    with process_of(*asked) as process:
+    asked = ("--storage", uri, "--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", keys, *names)
+    with process_of("serve", "--json", *asked, "--audit-log", tmp_path / "audit.ndjson") as process:
         http, rocketmq = json.loads(process.stdout.readline())["urls"]
         assert httpx.get(f"{http}/livez", timeout=PATIENCE_S, trust_env=False).status_code == 200
         assert rocketmq.startswith("rocketmq://127.0.0.1:")
@@ -133,9 +109,7 @@ def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path, capsys
     def served(*arguments):
         """Return the exit code of a service that ends at once, and its notes."""
         monkeypatch.setattr(uvloop, "run", lambda serving: serving.close())
-        monkeypatch.setattr(
-            serve, "gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "set_threshold"), lambda *_: None))
-        )
+        monkeypatch.setattr(serve, "gc", MagicMock())
         with pytest.raises(SystemExit) as ended:
             run(["serve", "--storage", uri, "--port", "0", *map(str, arguments)])
         return ended.value.code, capsys.readouterr().err

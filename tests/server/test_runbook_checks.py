@@ -2,14 +2,12 @@
 taken while its incident lasts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -114,7 +112,7 @@ def standby_behind(folder: Path) -> set[str]:
         class Once(copying.Ending):
             """The storage is away in the second round, and the command is to end after it."""
 
-            def __enter__(self) -> Once:
+            def __enter__(self) -> Self:
                 super().__enter__()
                 self.event.wait = self.between  # type: ignore[method-assign]
                 return self

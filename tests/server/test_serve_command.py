@@ -1,7 +1,5 @@
 """`tiered-index serve` and `token` as commands: what they print, refuse, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -18,30 +16,20 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from tests.integration.cli.command_lines import clean_environment, run_here
 from tests.rocketmq.test_remoting_server import certificate
-from tests.server.conftest import PATIENCE_S, put_entries
+from tests.server.conftest import PATIENCE_S, index_in, published
 from tiered_index import IndexService
 from tiered_index.cli.main import run
 from tiered_index.follow import Follower
 from tiered_index.server.tokens import add_token
 
-ROOT = Path(__file__).parents[2]
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "tiered_index", *map(str, arguments)]
-
-
-def environment():
-    return {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
-
 
 @contextlib.contextmanager
 def process_of(*arguments):
     """Run a command in a process of its own until the block ends."""
-    with subprocess.Popen(
-        command(*arguments), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    line, pipe = [sys.executable, "-m", "tiered_index", *map(str, arguments)], subprocess.PIPE
+    with subprocess.Popen(line, env=clean_environment(), stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
@@ -61,25 +49,11 @@ def started(*arguments):
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
     """A storage with the examples' entries, published."""
-    folder = tmp_path_factory.mktemp("stored")
-    uri = (folder / "storage").as_uri()
-    with IndexService.open(root=folder / "root", storage=uri, slots=100, items=1000, background=False) as index:
-        put_entries(index)
-        index.seal()
-        index.run_lifecycle()
-    return uri
+    return published(tmp_path_factory.mktemp("stored"))
 
 
 def test_a_storage_is_served_until_sigterm(storage, tmp_path):
-    made = subprocess.run(
-        command("token", "me", "--file", tmp_path / "tokens.json", "--json"),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    token = json.loads(made.stdout)["token"]
+    token = run_here("token", "me", "--file", tmp_path / "tokens.json", "--json").document["token"]
     with started("--storage", storage, "--tokens", tmp_path / "tokens.json", "--host", "0.0.0.0") as (process, client):
         asked = {"topic": "orders", "key": "order-4711", "explain": True}
         got = client.get("/v1/query", params=asked, headers={"authorization": f"Bearer {token}"})
@@ -130,7 +104,7 @@ def test_a_put_under_way_at_sigterm_is_ended_and_durable(tmp_path):
 
 def test_several_storages_are_one_index_over_tls(storage, tmp_path):
     uri = (tmp_path / "other").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, slots=100, items=1000, background=False) as index:
+    with index_in(tmp_path, storage=uri) as index:
         index.put("orders", 0, "order-4711", 7, 10, 1_762_000_090_000)
         index.seal()
         index.run_lifecycle()
@@ -158,6 +132,7 @@ def test_several_storages_are_one_index_over_tls(storage, tmp_path):
 def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
     (tmp_path / "halved.json").write_text("[")
     (tmp_path / "unmounted").mkdir()
+    root = tmp_path / "root"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         busy = f"can't listen on 127.0.0.1 port {port}: Address already in use; choose another port by"
@@ -175,11 +150,7 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
             (3, ("--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", tmp_path / "none.json"), "can't be read"),
             (3, ("--port", 0, "--store", tmp_path / "none"), "none is not a folder"),
             (3, ("--port", 0, "--store", tmp_path / "unmounted"), "is not a RocketMQ store"),
-            (
-                3,
-                ("--port", 0, "--root", tmp_path / "root", "--follow", tmp_path / "unmounted"),
-                "is not a RocketMQ store",
-            ),
+            (3, ("--port", 0, "--root", root, "--follow", tmp_path / "unmounted"), "is not a RocketMQ store"),
             (3, ("--port", 0, "--root", tmp_path / "unmounted"), "holds no tiered index"),
             (3, ("--port", 0, "--storage", (tmp_path / "unmounted").as_uri()), "holds no tiered index"),
         ):
@@ -218,15 +189,8 @@ def test_a_lag_that_is_not_known_is_no_readiness():
 
 def test_without_the_extra_it_says_so_in_one_sentence(storage):
     script = "import sys; sys.modules['starlette'] = None; from tiered_index.cli.__main__ import run; run()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "serve", "--storage", storage],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    line = [sys.executable, "-c", script, "serve", "--storage", storage]
+    done = subprocess.run(line, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
         "tiered-index: serve needs the extra 'server' (starlette is missing): pip install '.[server]' "

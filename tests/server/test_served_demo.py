@@ -1,7 +1,5 @@
 """`python -m tests.demo --serve`: a broker writes, and the service answers over HTTP and as RocketMQ does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
@@ -13,11 +11,10 @@ import pytest
 
 from tests.demo.command import main
 from tests.demo.workload import Workload
-from tests.integration.cli.command_lines import run_here
-from tests.integration.cli.followers import wait_until
+from tests.integration.cli.command_lines import TOP, clean_environment, run_here
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
-from tests.server.test_serve_command import ROOT, environment
+from tests.support.hanging import until
 from tiered_index.client import IndexClient
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
@@ -35,26 +32,18 @@ async def by_tools(address, key):
 
 @pytest.mark.long
 def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
-    asked = ("--serve", "--messages", MESSAGES, "--json", "--keep", tmp_path)
+    asked = ("--serve", "--messages", MESSAGES, "--json", "--keep", tmp_path, "--port", 0, "--rocketmq-port", 0)
+    line = [*DEMO, *map(str, asked)]
     entries = Workload.generate(MESSAGES).entries
     key, found = "order-0000001", []
     for _ in range(2):
-        with subprocess.Popen(
-            [*DEMO, *map(str, asked), "--port", "0", "--rocketmq-port", "0"],
-            cwd=ROOT,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
+        with subprocess.Popen(line, cwd=TOP, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
             try:
                 told = json.loads(process.stdout.readline())
                 opens = f"{told['url']}/console/#token={told['token']}&search?topic=orders&key={key}"
                 assert told["console"] == opens
                 with IndexClient(told["url"], token=told["token"]) as client:
-                    wait_until(
-                        lambda client=client: sum(t.entries for t in client.topics().topics) == entries,
-                        "all of the store is indexed",
-                    )
+                    until(lambda client=client: sum(t.entries for t in client.topics().topics) == entries)
                     found.append(client.query("orders", key, max_count=5))
                     (message, *_) = client.messages("orders", key, max_count=5).messages
                 assert message.item.offset == found[-1][0].offset

@@ -1,7 +1,5 @@
 """docs/service.md: its commands do what it says, on a service of this process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,8 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.rocketmq.test_archived_queues import made
-from tests.server.conftest import PATIENCE_S, put_entries, serving
-from tiered_index import IndexService
+from tests.server.conftest import PATIENCE_S, index_in, put_entries, serving
 from tiered_index.server.tokens import add_token
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
@@ -22,22 +19,14 @@ def test_the_examples_work(tmp_path, capsys):
     blocks = [block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if "curl" in block]
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     answers = []
-    with IndexService.open(
-        root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
-    ) as index:
+    with index_in(tmp_path) as index:
         put_entries(index)
         made(tmp_path / "store", [{}] * 3)
         with serving(index, tokens=tmp_path / "tokens.json", store=tmp_path / "store") as client:
             own = str(client.base_url).rstrip("/")
             for block in blocks:
-                done = subprocess.run(
-                    ["bash", "-ec", block.replace(URL, own)],
-                    env=os.environ | {"TOKEN": token, "no_proxy": "*"},
-                    capture_output=True,
-                    text=True,
-                    timeout=PATIENCE_S,
-                    check=False,
-                )
+                line, env = ["bash", "-ec", block.replace(URL, own)], os.environ | {"TOKEN": token, "no_proxy": "*"}
+                done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
                 assert done.returncode == 0, (block, done.stderr)
                 answers.append(done.stdout)
             exec(compile(program.replace(URL, own), "service.md", "exec"), {"TOKEN": token})

@@ -1,7 +1,5 @@
 """Spans of OpenTelemetry where the process has set it up, nothing of it where it has not; and a log for programs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -13,8 +11,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.server.conftest import put_entries, serving
-from tests.server.test_serve_command import ROOT, environment
+from tests.integration.cli.command_lines import clean_environment
+from tests.server.conftest import index_in, published, serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.output import JsonFormatter
@@ -38,12 +36,7 @@ def spans(monkeypatch):
 
 
 def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, spans):
-    uri = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, slots=100, items=1000, background=False) as index:
-        put_entries(index)
-        index.seal()
-        index.run_lifecycle()
-    with IndexReader.open(uri) as reader, serving(reader) as client:
+    with IndexReader.open(published(tmp_path)) as reader, serving(reader) as client:
         headers = {"traceparent": ABOVE, "x-request-id": "r-1"}
         client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}, headers=headers)
         client.get("/v1/files/x", headers=headers)
@@ -54,10 +47,8 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
     assert [one.parent.span_id for one in (lookup, read)] == [request.context.span_id, lookup.context.span_id]
     told = {name: lookup.attributes[f"tiered_index.{name}"] for name in ("request_id", "status", "count")}
     assert told == {"request_id": "r-1", "status": "complete", "count": 2}
-    assert (request.attributes["tiered_index.request_id"], request.attributes["http.response.status_code"]) == (
-        "r-1",
-        200,
-    )
+    told = [request.attributes[name] for name in ("tiered_index.request_id", "http.response.status_code")]
+    assert told == ["r-1", 200]
     assert lookup.attributes["tiered_index.requests"] >= 1 and read.attributes["tiered_index.object"]
     assert by_name["GET /v1/files/{id}"].attributes["http.response.status_code"] == 404
     # one span a request, and no key in any
@@ -66,11 +57,10 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
 
 
 def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch):
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), background=False) as index:
-        with serving(index) as client:
-            client.get("/v1/query", params={"topic": "orders", "key": "secret", "cursor": "x"})
-            monkeypatch.setattr(index, "topics", lambda *_, **__: 1 / 0)
-            client.get("/v1/topics")
+    with index_in(tmp_path) as index, serving(index) as client:
+        client.get("/v1/query", params={"topic": "orders", "key": "secret", "cursor": "x"})
+        monkeypatch.setattr(index, "topics", lambda *_, **__: 1 / 0)
+        client.get("/v1/topics")
     wrong, failed = (one for one in spans() if one.name.startswith("GET"))
     assert (wrong.name, wrong.attributes["http.response.status_code"]) == ("GET /v1/query", 400)
     # whoever asks wrongly is no error of the service
@@ -98,7 +88,7 @@ def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path):
         "index.close()\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

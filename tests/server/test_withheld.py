@@ -1,9 +1,6 @@
 """What a token of some topics learns of places in a log of all topics: nothing, whatever it asks for or posts."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -40,7 +37,7 @@ def held(request, tmp_path, monkeypatch):
         writer.flush()
     messages = list(CommitLogReader(store / "commitlog").messages())
     token = add_token(tmp_path / "tokens.json", "team", "write", ["orders"])
-    settings: dict[str, Any] = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
+    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
     with IndexService.open(root=tmp_path / "root", storage_backend=storage, **settings) as index:
         archived = request.param == "archived"
         if archived:
@@ -78,9 +75,8 @@ def test_places_of_which_nothing_may_be_seen_answer_alike(held):
     behind = client.get(f"/v1/messages/{offset_msg_id(BROKER, 10**9)}", params={"topic": "orders"})
     assert (behind.status_code, len(waits)) == (404, 2)
     records = [json.loads(line) for line in audit.read_text().splitlines()]
-    assert {(one["caller"], one["lookup"], one["status"], one["withheld"]) for one in records} == {
-        ("team", "message", "Refused", 1)
-    }
+    told = {(one["caller"], one["lookup"], one["status"], one["withheld"]) for one in records}
+    assert told == {("team", "message", "Refused", 1)}
     assert records[0]["topic"] == "orders" and records[0]["id"] == offset_msg_id(BROKER, places_of(messages)[0])
     waits.clear()
     for one in messages:
@@ -98,13 +94,10 @@ def test_posted_entries_are_no_window(held):
         size = {5: small.size, 6: large.size}.get(number, 200)
         asked.append((f"w{number}", offset, size))
     asked.append(("k0", own.physical_offset, own.size))
-    entries = [
-        {"topic": "orders", "queue_id": 0, "keys": [key], "offset": at, "size": size, "timestamp_ms": T}
-        for key, at, size in asked
-    ]
-    posted = client.post(
-        "/v1/entries", content="\n".join(map(json.dumps, entries)), headers={"content-type": "application/x-ndjson"}
-    )
+    same = {"topic": "orders", "queue_id": 0, "timestamp_ms": T}
+    entries = [json.dumps(same | {"keys": [key], "offset": at, "size": size}) for key, at, size in asked]
+    kind = {"content-type": "application/x-ndjson"}
+    posted = client.post("/v1/entries", content="\n".join(entries), headers=kind)
     assert posted.status_code == 200
     told = set()
     # the table of the archived segment is known from here on, and by the first missing message the log's end

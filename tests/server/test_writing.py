@@ -1,20 +1,18 @@
 """Entries that come by HTTP: taken whole, once, by those who may; and verifications as jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
 import random
 import time
-import tracemalloc
 from queue import SimpleQueue
 
 import pyarrow as pa
 import pytest
 
-from tests.server.conftest import DESCRIPTION, PATIENCE_S, put_entries, serving
+from tests.server.conftest import DESCRIPTION, PATIENCE_S, index_in, put_entries, serving
 from tests.server.test_guard import bearer
+from tests.support.memory import traced_memory
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.server import wire
@@ -30,10 +28,8 @@ ENTRY = DESCRIPTION["paths"]["/v1/entries"]["post"]["requestBody"]["content"][wi
 
 
 def message(offset, topic="orders", **more):
-    return {"topic": topic, "queue_id": 0, "keys": ["k", f"k{offset}"], "offset": offset, "size": 10} | {
-        "timestamp_ms": 1_762_000_000_000 + offset * 1000,
-        **more,
-    }
+    places = {"offset": offset, "timestamp_ms": 1_762_000_000_000 + offset * 1000}
+    return {"topic": topic, "queue_id": 0, "keys": ["k", f"k{offset}"], "size": 10, **places, **more}
 
 
 def lines(*messages):
@@ -44,18 +40,16 @@ def arrow(*messages):
     return arrow_of(pa.Table.from_pylist(list(messages)))
 
 
-def arrow_of(table):
+def arrow_of(table, **options):
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as stream:
         stream.write(table)
     return sink.getvalue()
 
 
 @pytest.fixture
 def index(tmp_path):
-    with IndexService.open(
-        root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
-    ) as index:
+    with index_in(tmp_path) as index:
         yield index
 
 
@@ -82,25 +76,18 @@ def test_a_source_is_taken_once(index, headers, encode):
 
 
 def test_nobody_moves_the_position_of_a_source_of_others(index, tmp_path):
-    every, some = (
-        bearer(add_token(tmp_path / "tokens", name, "write", topics))
-        for name, topics in (("all", None), ("shop", ("o",)))
-    )
+    named = {"all": None, "shop": ("o",)}.items()
+    every, some = (bearer(add_token(tmp_path / "tokens", name, "write", topics)) for name, topics in named)
     with serving(index, tokens=tmp_path / "tokens") as client:
 
         def post(headers, source):
-            asked = {"source": source, "position": 2**62}
-            return client.post(
-                "/v1/entries", content=lines(message(1)), headers=LINES | headers, params=asked
-            ).status_code
+            asked = {"params": {"source": source, "position": 2**62}, "headers": LINES | headers}
+            return client.post("/v1/entries", content=lines(message(1)), **asked).status_code
 
-        assert [post(some, source) for source in ("s", "shop", "rocketmq:broker", "shop:1")] == [403, 403, 403, 200]
-        assert [post(every, source) for source in ("rocketmq:broker", "kafka:c/t/0", "kafka-key:key", "s")] == [
-            403,
-            403,
-            403,
-            200,
-        ]
+        refused = [403] * 3
+        assert [post(some, source) for source in ("s", "shop", "rocketmq:broker", "shop:1")] == [*refused, 200]
+        brokers = ("rocketmq:broker", "kafka:c/t/0", "kafka-key:key")
+        assert [post(every, source) for source in (*brokers, "s")] == [*refused, 200]
 
 
 ONE = pa.Table.from_pylist([message(1)])
@@ -147,24 +134,17 @@ def columns(count, **more):
     return table
 
 
-def stream(table, **options):
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
 SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int8()), pa.array(["x" * 20_000]))
 VIEWS = pa.array(["orders"] * 100, pa.string_view())
 TOPICS = pa.array(["x" * 1000] + ["y"] * 99)
 MANY_KEYS = pa.array([[str(n) for n in range(10_000)]] + [["k"]] * 99)
 # far more than it has bytes is what it stands for
 BOMBS = [
-    (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="zstd"), 413, "when it is decompressed"),
-    (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
-    (stream(columns(100, topic=SHARED), compression="zstd"), 413, "when it is decompressed"),
-    (stream(columns(100, topic=VIEWS)), 400, "column 'topic' has a type that no message column has"),
-    (stream(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "topics of this length"),
+    (arrow_of(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="zstd"), 413, "when it is decompressed"),
+    (arrow_of(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
+    (arrow_of(columns(100, topic=SHARED), compression="zstd"), 413, "when it is decompressed"),
+    (arrow_of(columns(100, topic=VIEWS)), 400, "column 'topic' has a type that no message column has"),
+    (arrow_of(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "topics of this length"),
     (lines(message(1, topic="x" * 1000, keys=[str(n) for n in range(10_000)])), 413, "topics of this length"),
 ]
 
@@ -178,14 +158,14 @@ def test_a_small_body_does_not_stand_for_a_large_one(index):
         assert not index.query("orders", "k").items
         whole = columns(100, topic=pa.array(["orders"] * 100).dictionary_encode())
         for number, compression in enumerate((None, "zstd", "lz4")):
-            body = stream(whole, compression=compression)
+            body = arrow_of(whole, compression=compression)
             got = client.post("/v1/entries", content=body, headers=ARROW)
             assert (number, got.status_code, got.json().get("entries")) == (number, 200, 100), got.text
 
 
-def test_a_damaged_stream_is_refused(index):
+def test_a_damaged_stream_is_refused():
     chance = random.Random(19)
-    whole = stream(columns(20, topic=pa.array(["orders"] * 20).dictionary_encode()), compression="zstd")
+    whole = arrow_of(columns(20, topic=pa.array(["orders"] * 20).dictionary_encode()), compression="zstd")
     for _ in range(300):
         data = bytearray(whole)
         for _ in range(chance.randrange(1, 4)):
@@ -225,7 +205,7 @@ def test_columns_of_any_type_and_name_are_taken_or_refused(index):
     assert 20 < taken < 380
 
 
-def test_a_column_without_rows_has_no_offsets_that_count(index):
+def test_a_column_without_rows_has_no_offsets_that_count():
     """Arrow ends the process for an offset that lies outside."""
     outside = pa.py_buffer((1 << 40).to_bytes(8, "little"))
     keys = pa.Array.from_buffers(pa.large_list(pa.string()), 0, [None, outside], children=[pa.array([], pa.string())])
@@ -273,10 +253,8 @@ def test_a_token_of_some_topics_chooses_no_topic_id(index, tmp_path):
             for topic_id in (7, 8):
                 body = encode(message(2, topic_id=topic_id))
                 got = client.post("/v1/entries", content=body, headers=headers | team)
-                assert (got.status_code, got.json()["detail"]) == (
-                    403,
-                    "the token is for some topics: leave topic_id out, and the index chooses it",
-                )
+                said = "the token is for some topics: leave topic_id out, and the index chooses it"
+                assert (got.status_code, got.json()["detail"]) == (403, said)
             body = encode(message(3, topic_id=None))
             assert client.post("/v1/entries", content=body, headers=headers | team).status_code == 200
         ours = client.post("/v1/entries", content=lines(message(4, "payments", topic_id=8)), headers=LINES | every)
@@ -319,11 +297,7 @@ def test_a_verification_is_a_job(index, monkeypatch):
 
 def test_short_lines_are_not_held_all_at_once():
     body = b"{}\n" * 200_000
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         with pytest.raises(InvalidArgument, match="line 1: "):
             parsed(body, wire.NDJSON, 1 << 24)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most < len(body)
+        assert traced()[1] < len(body)

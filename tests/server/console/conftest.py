@@ -1,7 +1,5 @@
 """An index with files in several states, a service beside it, and a browser that opens the console's pages."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.server.conftest import serving
+from tests.server.conftest import index_in, serving
 from tests.server.console.pages import BEGIN_MS, HOUR_MS, put_messages, settled_in_hours
 from tiered_index import IndexService
 from tiered_index.server.history import History
@@ -24,9 +22,7 @@ def made(tmp_path_factory):
     """An index with files in several states, and the store of its messages."""
     folder = tmp_path_factory.mktemp("console")
     put_messages(folder / "store")
-    uri = (folder / "storage").as_uri()
-    kept = {"local_keep_s": 0, "slots": 100, "items": 2000, "background": False}
-    with IndexService.open(root=folder / "root", storage=uri, **kept) as index:
+    with index_in(folder, local_keep_s=0, items=2000) as index:
         settled_in_hours(index, folder / "store")
         yield SimpleNamespace(index=index, store=folder / "store", storage=folder / "storage")
 

@@ -1,11 +1,10 @@
 """What the tests of the console share: messages and an index to look at, and ways to use and to check a page."""
 
-from __future__ import annotations
-
 import time
 
 from axe_playwright_python.sync_playwright import Axe
 
+from tests.rocketmq.archived_store import put
 from tests.support.batches import batch
 from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -44,9 +43,7 @@ def settled_in_hours(index, store):
             index.seal()
             if hour < 6:
                 index.run_lifecycle()
-        index.put(
-            message.topic, message.queue_id, message.index_keys, message.physical_offset, message.size, message.store_ms
-        )
+        put(index, message)
     index.seal()
     offsets = [1 << 40 | n for n in range(MANY)]
     times = [BEGIN_MS + 9 * HOUR_MS + n * 1000 for n in range(MANY)]

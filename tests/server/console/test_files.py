@@ -1,7 +1,5 @@
 """The console's files as they are sent, and shipped: whole, for everybody, under a strict policy, from nowhere else."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

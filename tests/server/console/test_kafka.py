@@ -1,7 +1,5 @@
 """The console shows a record of Kafka: its value as JSON, text or digits, its headers as a table, and its place."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 

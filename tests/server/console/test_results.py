@@ -3,8 +3,6 @@
 `CONSOLE_TASKS=file` has the seconds that the ten tasks of support take here written there.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -17,11 +15,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_archived_queues import archive
 from tests.rocketmq.test_archived_queues import made as stored
-from tests.server.conftest import serving
+from tests.server.conftest import index_in, serving
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
-from tiered_index import IndexReader, IndexService, erase
+from tiered_index import IndexReader, erase
 from tiered_index.server.tokens import add_token
 
 pytestmark = pytest.mark.long
@@ -35,15 +34,8 @@ QUOTE = "it's$(>hacked)`x`"
 def shop(tmp_path_factory):
     """A service of one key's messages, 40 of `orders`, 3 of `order-returns` and 2 of `billing`, and their store."""
     folder = tmp_path_factory.mktemp("results")
-    puts = [
-        {
-            "keys": ["7", f"order-{n}"],
-            "tags": "paid" if n % 4 else "refused",
-            "body": b"amount %d EUR" % n,
-            "queue_id": n % 2,
-        }
-        for n in range(39)
-    ]
+    puts = [{"keys": ["7", f"order-{n}"], "body": b"amount %d EUR" % n, "queue_id": n % 2} for n in range(39)]
+    puts = [one | {"tags": "paid" if n % 4 else "refused"} for n, one in enumerate(puts)]
     puts.append({"keys": ["7", QUOTE], "tags": "paid", "body": FORMULA.encode()})
     puts += [{"topic": "order-returns", "keys": ["7"], "body": b"returned %d" % n} for n in range(3)]
     puts += [{"topic": "billing", "keys": ["7"], "body": b"billed"}] * 2
@@ -51,9 +43,8 @@ def shop(tmp_path_factory):
     messages = stored(folder / "store", puts)
     tokens = folder / "tokens.json"
     team = add_token(tokens, "team", "read", ["order"])
-    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
-        for one in messages:
-            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+    with index_in(folder) as index:
+        index_log(index, folder / "store")
         with serving(index, store=folder / "store") as client:
             with serving(index, store=folder / "store", tokens=tokens) as guarded:
                 yield str(client.base_url), messages, f"{guarded.base_url}", team
@@ -167,10 +158,8 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
     store, storage = tmp_path / "store", (tmp_path / "storage").as_uri()
     puts = ({"keys": [f"order-{n}", f"customer-{n}"], "body": b"body-%03d" % n * 20} for n in range(60))
     messages = stored(store, puts)
-    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
-    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
-        for one in messages:
-            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+    with index_in(tmp_path, offset_space="commitlog") as index:
+        index_log(index, store)
         index.put("orders", 0, "order-late", 1 << 30, 100, messages[-1].store_ms)
         index.seal()
         index.run_lifecycle()
@@ -224,6 +213,14 @@ def test_what_is_shown_can_be_saved(opened, shop):
     assert f"'{FORMULA}" in [row[-1] for row in table] and len(table) == 40
 
 
+def shell(line, folder, **environment):
+    """Return what a command line prints."""
+    env = {"PATH": "/usr/bin:/bin", **environment}
+    done = subprocess.run(["bash", "-ec", line], capture_output=True, timeout=60, check=False, cwd=folder, env=env)
+    assert done.returncode == 0, (line, done.stderr)
+    return done.stdout
+
+
 def test_what_is_asked_is_shown_as_commands_for_a_shell(opened, shop, tmp_path):
     page = opened(shop[0])
     page.get_by_label("From", exact=True).fill("2025-11-01 00:00")
@@ -231,28 +228,11 @@ def test_what_is_asked_is_shown_as_commands_for_a_shell(opened, shop, tmp_path):
     expect(status(page)).to_have_text("1 entry: the answer is complete.")
     page.locator("#commands summary").click()
     curl, mqadmin = page.locator("#commands code").all_inner_texts()
-    done = subprocess.run(
-        ["bash", "-ec", curl],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "no_proxy": "*"},
-    )
-    assert done.returncode == 0, (curl, done.stderr)
-    assert [one["message"]["body"] for one in json.loads(done.stdout)["messages"]] == [FORMULA]
-    echoed = subprocess.run(
-        ["bash", "-ec", mqadmin.replace("mqadmin", "printf '%s\\n'", 1)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "NAMESRV": "host:9876"},
-    )
+    answer = shell(curl, tmp_path, no_proxy="*")
+    assert [one["message"]["body"] for one in json.loads(answer)["messages"]] == [FORMULA]
+    echoed = shell(mqadmin.replace("mqadmin", "printf '%s\\n'", 1), tmp_path, NAMESRV="host:9876")
     expected = ["queryMsgByKey", "-n", "host:9876", "-t", "orders", "-k", QUOTE, "-b", str(BEGIN_MS)]
-    assert echoed.stdout.splitlines() == expected
+    assert echoed.decode().splitlines() == expected
     assert not any(tmp_path.iterdir())
     rows(page).get_by_role("button").click()
     page.locator("#message summary", has_text="As a command").click()
@@ -433,18 +413,9 @@ def hand_it_to_an_engineer(user):
     user.sees("Copied.", "#message .commands")
 
 
-TASKS = [
-    find_an_order,
-    find_what_a_customer_says,
-    find_a_payment,
-    list_refused_orders,
-    tell_the_customers_time,
-    follow_what_came_next,
-    follow_a_customer,
-    see_what_else_happened,
-    find_a_message_without_a_key,
-    hand_it_to_an_engineer,
-]
+TASKS = [find_an_order, find_what_a_customer_says, find_a_payment, list_refused_orders, tell_the_customers_time]
+TASKS += [follow_what_came_next, follow_a_customer, see_what_else_happened, find_a_message_without_a_key]
+TASKS += [hand_it_to_an_engineer]
 
 
 def test_ten_tasks_of_support_take_what_the_page_says(opened, shop):
@@ -560,15 +531,7 @@ def test_control_characters_of_a_key_reach_no_terminal(opened, shop, tmp_path):
     )
     for key, text in zip(keys, shown, strict=True):
         assert text.isprintable(), text
-        done = subprocess.run(
-            ["bash", "-ec", f"printf %s {text}"],
-            capture_output=True,
-            timeout=60,
-            check=True,
-            cwd=tmp_path,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-        )
-        assert done.stdout.decode() == key
+        assert shell(f"printf %s {text}", tmp_path, LANG="C.UTF-8").decode() == key
     assert not any(tmp_path.iterdir())
 
 

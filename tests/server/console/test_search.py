@@ -1,7 +1,5 @@
 """The console's search in a browser, over real sockets: what it shows of answers, of what they lack, and of errors."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import threading
@@ -321,16 +319,8 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     body, panel = page.locator("#message pre"), page.locator("#message")
     expect(page.get_by_label("JSON")).to_be_checked()
     # digits that a number of JavaScript does not have
-    lines = [
-        "{",
-        '  "id": 12345678901234567890,',
-        '  "note": "a, b: c",',
-        '  "lines": [',
-        "    {},",
-        "    [],",
-        "    {",
-    ]
-    lines += ['      "sku": "A-1",', '      "eur": 1.5', "    }", "  ]", "}"]
+    lines = ["{", '  "id": 12345678901234567890,', '  "note": "a, b: c",', '  "lines": [', "    {},", "    [],"]
+    lines += ["    {", '      "sku": "A-1",', '      "eur": 1.5', "    }", "  ]", "}"]
     assert body.inner_text().splitlines() == lines
     expect(panel).to_contain_text("read from the store’s own files")
     expect(panel).to_contain_text("2025-11-01 03:00:00Z (1761966000000)")

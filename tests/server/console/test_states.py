@@ -3,8 +3,6 @@
 `CONSOLE_STATES=folder` keeps a screenshot of each there, to look at.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -14,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import serving
+from tests.server.conftest import index_in, serving
 from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
 from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService
@@ -27,7 +25,6 @@ pytestmark = pytest.mark.long
 WIDTHS = (390, 800, 1400)
 COLOURS = ["--good", "--failed", "--read", "--filter", "--skipped"]
 COLOURS += ["--unsealed", "--compacted", "--uploaded", "--storage", "--table"]
-SETTINGS = {"slots": 100, "items": 20_000, "background": False}
 # what hides a part of something: an element that is narrower than what is in it
 CLIPPED = """[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && one.clientWidth > 1
   && one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible"
@@ -46,8 +43,7 @@ def folder():
 @pytest.fixture(scope="module")
 def plenty(tmp_path_factory):
     """An index with a key of 10,000 entries."""
-    root = tmp_path_factory.mktemp("plenty")
-    with IndexService.open(root=root / "root", storage=(root / "storage").as_uri(), **SETTINGS) as index:
+    with index_in(tmp_path_factory.mktemp("plenty"), items=20_000) as index:
         queues, times = zip(*((n % 8, BEGIN_MS + n * 1000) for n in range(10_000)), strict=True)
         index.put_batch(batch(10_000, topic="orders", queue_id=queues, key="busy", size=100, timestamp_ms=times))
         index.flush()
@@ -69,14 +65,13 @@ def look(page, folder, name, widths=WIDTHS):
 
 
 def test_empty(opened, folder, tmp_path):
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), **SETTINGS) as index:
-        with serving(index) as client:
-            page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
-            expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
-            look(page, folder, "empty-search")
-            page.get_by_role("link", name="Files").click()
-            expect(page.get_by_text("The index has no files yet.")).to_be_visible()
-            look(page, folder, "empty-files", WIDTHS[:1])
+    with index_in(tmp_path) as index, serving(index) as client:
+        page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
+        expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
+        look(page, folder, "empty-search")
+        page.get_by_role("link", name="Files").click()
+        expect(page.get_by_text("The index has no files yet.")).to_be_visible()
+        look(page, folder, "empty-files", WIDTHS[:1])
 
 
 def test_health(opened, folder, made, an_hour):
@@ -136,10 +131,8 @@ def test_partial(opened, folder, made, tmp_path):
 
 
 def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path):
-    path, problem = (
-        tmp_path / "tokens.json",
-        "archive: a segment is passed over, since its file is damaged: " + "x" * 200,
-    )
+    path = tmp_path / "tokens.json"
+    problem = "archive: a segment is passed over, since its file is damaged: " + "x" * 200
     some = add_token(path, "some", "read", None)
     with serving(made.index, tokens=path, problems=lambda: [problem]) as client:
         page = opened(str(client.base_url), f"#token={some}&cost")
@@ -172,14 +165,8 @@ def test_each_state_has_a_colour_of_its_own_and_its_legend(opened, service, ten_
 
 
 def test_files_without_known_times_do_not_stretch_the_picture(opened, service, monkeypatch):
-    hour = SimpleNamespace(
-        file_id="a" * 12,
-        place="storage",
-        lane="main",
-        sequence=0,
-        second_min=BEGIN_MS // 1000,
-        second_max=BEGIN_MS // 1000 + 3599,
-    )
+    seconds = {"second_min": BEGIN_MS // 1000, "second_max": BEGIN_MS // 1000 + 3599}
+    hour = SimpleNamespace(file_id="a" * 12, place="storage", lane="main", sequence=0, **seconds)
     lost = DamagedFile("log", "storage", CorruptFile("log", "the record is damaged"))
     monkeypatch.setattr(IndexService, "files", lambda self: [hour, lost])
     page = opened(service, "#files")

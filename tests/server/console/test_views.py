@@ -3,17 +3,15 @@
 `CONSOLE_IMAGES=docs/images` has the pictures of docs/service.md made anew.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.server.conftest import serving
+from tests.server.conftest import index_in, serving
 from tests.server.console.pages import check_access, drawn, fits, rows, search, status
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
 
 SHOWN = {"Files": "#files-table tbody tr", "Health": "#history figure", "Cost": "#cost-table tbody tr"}
@@ -68,16 +66,14 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
 
 
 def test_an_empty_index_says_so(opened, tmp_path):
-    storage = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=storage, slots=100, items=1000, background=False) as index:
-        with serving(index) as client:
-            page = opened(str(client.base_url))
-            search(page)
-            expect(status(page)).to_have_text("No match for key customer-7 of topic orders: the answer is complete.")
-            expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
-            for view, said in (("Files", "The index has no files yet."), ("Cost", "Nothing is stored yet.")):
-                page.get_by_role("link", name=view).click()
-                expect(page.get_by_text(said)).to_be_visible()
+    with index_in(tmp_path) as index, serving(index) as client:
+        page = opened(str(client.base_url))
+        search(page)
+        expect(status(page)).to_have_text("No match for key customer-7 of topic orders: the answer is complete.")
+        expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
+        for view, said in (("Files", "The index has no files yet."), ("Cost", "Nothing is stored yet.")):
+            page.get_by_role("link", name=view).click()
+            expect(page.get_by_text(said)).to_be_visible()
 
 
 def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_files):
@@ -168,14 +164,10 @@ def test_every_view_is_readable_in_the_dark(opened, service):
 def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkeypatch):
     # the first sample stays the only one
     monkeypatch.setattr("tiered_index.server.history.EVERY_S", 1e6)
-    problems, late, behind = (
-        [],
-        [],
-        {"follow_lag_seconds": ("Seconds behind.", 7.0), "follow_lag_bytes": ("Bytes.", 2048.0)},
-    )
-    with serving(
-        made.index, problems=lambda: problems, behind=lambda: next(iter(late), None), gauges=lambda: behind
-    ) as client:
+    problems, late = [], []
+    lag = {"follow_lag_seconds": ("Seconds behind.", 7.0), "follow_lag_bytes": ("Bytes.", 2048.0)}
+    told = {"problems": lambda: problems, "behind": lambda: next(iter(late), None), "gauges": lambda: lag}
+    with serving(made.index, **told) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#ready")).to_have_text("ready")
         # what the service has seen since it began
