@@ -1,7 +1,5 @@
 """The comparison with other stores, tiny: every peer that is installed answers alike. Never how fast."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The program behind docs/performance.md measures every operation that the page tells of."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

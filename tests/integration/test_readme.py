@@ -4,16 +4,17 @@ Blocks of a page that are marked ``console`` are run in order in one folder; lin
 output, in which ``...`` stands for anything. Blocks marked ``python`` are run as programs, also in one folder.
 """
 
-from __future__ import annotations
-
 import doctest
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.integration.cli.command_lines import clean_environment
 
 _ROOT = Path(__file__).parents[2]
 # how many commands they have, at least
@@ -48,15 +49,14 @@ def _commands(block: str) -> list[tuple[str, str]]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))}
-    return keep | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(_ROOT),
-        "COLUMNS": "140",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-        "TMPDIR": str(folder),
-    }
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    plain = {"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"}
+    return clean_environment(PATH=path, PYTHONPATH=str(_ROOT), TMPDIR=str(folder), **plain)
+
+
+def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    return subprocess.run(command, cwd=folder, env=_environment(folder), **how)
 
 
 @pytest.mark.parametrize("page", _PAGES_OF_COMMANDS)
@@ -65,14 +65,7 @@ def test_commands_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -
     assert len(commands) >= _PAGES_OF_COMMANDS[page]
     checker = doctest.OutputChecker()
     for command, expected in commands:
-        run = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=tmp_path,
-            env=_environment(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        run = _run(tmp_path, "bash", "-euo", "pipefail", "-c", command)
         assert run.returncode == 0, f"$ {command}\n{run.stdout}{run.stderr}"
         if expected:
             matches = checker.check_output(expected + "\n", run.stdout, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
@@ -84,14 +77,7 @@ def test_programs_run(page: str, tmp_path: Path) -> None:
     """One after the other in one process, each with names of its own: the imports take longer than the programs."""
     programs = _blocks(page, "python")
     assert programs
-    run = subprocess.run(
-        [sys.executable, "-c", _EACH_ALONE, *programs],
-        cwd=tmp_path,
-        env=_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = _run(tmp_path, sys.executable, "-c", _EACH_ALONE, *programs)
     assert run.returncode == 0, run.stderr
 
 

@@ -2,10 +2,7 @@
 either of them answers is right, or it says by name what is newer than it.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 
 import tiered_index
+from tests.integration.cli.command_lines import clean_environment
 from tiered_index import IndexReader, IndexService
 
 # the last one before packed files and horizons: format versions 1 and 2, log version 1
@@ -79,14 +77,9 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def old(earlier: Path) -> Iterator[Callable[..., Any]]:
     """A process of the earlier version, which does one thing a call."""
-    environment = {n: v for n, v in os.environ.items() if not n.startswith("TIERED_INDEX_")}
+    environment, pipe = clean_environment(PYTHONPATH=str(earlier)), subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=earlier,
-        env=environment | {"PYTHONPATH": str(earlier)},
+        [sys.executable, "-c", PROGRAM], stdin=pipe, stdout=pipe, text=True, cwd=earlier, env=environment
     ) as process:
         assert process.stdin is not None and process.stdout is not None
 

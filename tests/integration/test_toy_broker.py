@@ -1,10 +1,7 @@
 """docs/examples/broker.py: what it acknowledged is found after SIGKILL, after SIGTERM, and while it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.integration.cli.command_lines import clean_environment
 
 PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "broker.py"
 
@@ -40,13 +39,9 @@ class Client:
 
 @contextlib.contextmanager
 def broker(folder: Path) -> Iterator[Client]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
+    environment, pipe = clean_environment(TIERED_INDEX_ROOT="/nowhere"), subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment | {"TIERED_INDEX_ROOT": "/nowhere"},
+        [sys.executable, str(PROGRAM), str(folder)], stdin=pipe, stdout=pipe, text=True, env=environment
     ) as process:
         try:
             yield Client(process)

@@ -6,8 +6,6 @@ has written enough.
 Numbers go on where the store ends. A line on stdout after every burst says how many messages this process has written.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

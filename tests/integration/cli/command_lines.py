@@ -6,8 +6,6 @@ command answers. A process is for what only a process shows: signals, locks betw
 itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

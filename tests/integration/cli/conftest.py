@@ -1,7 +1,5 @@
 """The two ways to run a command line, and a small index made by it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass
@@ -97,12 +95,11 @@ def original(tmp_path_factory):
     """An index whose first part is uploaded and whose last 100 messages are unsealed."""
     made = Made(tmp_path_factory.mktemp("index"))
     write_source(made.source, 0, MESSAGES - 100)
-    first = run_here(
-        "ingest", made.source, "--root", made.root, "--storage", made.uri, "--slots", 64, "--items", 1500, "--wait"
-    )
+    where = ("ingest", made.source, "--root", made.root)
+    first = run_here(*where, "--storage", made.uri, "--slots", 64, "--items", 1500, "--wait")
     assert first.code == 0, first.err
     write_source(made.source, MESSAGES - 100, MESSAGES)
-    second = run_here("ingest", made.source, "--root", made.root, "--json")
+    second = run_here(*where, "--json")
     assert second.code == 0, second.err
     assert second.document["messages"] == 100
     return made

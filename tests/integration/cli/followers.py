@@ -1,7 +1,5 @@
 """`ingest STORE_DIR --follow` and a broker as processes of a test, and a bounded wait for what they do."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

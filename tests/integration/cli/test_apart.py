@@ -1,7 +1,5 @@
 """Nothing is ever written into a broker's folders: such a root or storage is refused before it is made."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -52,14 +50,8 @@ def test_a_place_within_the_store_is_refused(
 def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Path, command: str) -> None:
     source = store if command == "ingest" else store / "index"
     before = contents(store)
-    where = (
-        "--root",
-        str(tmp_path / "broker" / "store-index"),
-        "--storage",
-        f"file://{tmp_path}/broker/objects",
-        "--quiet",
-    )
-    assert in_process(command, str(source), *where, "--set", "slots=50", "--set", "items=2000") == 0
+    where = ("--root", tmp_path / "broker" / "store-index", "--storage", f"file://{tmp_path}/broker/objects")
+    assert in_process(command, source, *where, "--quiet", "--set", "slots=50", "--set", "items=2000") == 0
     assert contents(store) == before
 
 

@@ -1,7 +1,5 @@
 """`copy` as a command: once, again, into what is something else, and as a standby's follower in a process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """`erase` as a command: a dry run, the record, the bytes, and the certificate of each."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

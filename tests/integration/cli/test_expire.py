@@ -1,7 +1,5 @@
 """`expire` as a command: a dry run, then the record; what `query`, `merge` and `verify` say then."""
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -101,16 +99,9 @@ def test_a_file_or_the_environment_has_the_rule(run_here, store, tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("age_s=soon",),
-        ("age_s=365",),
-        ("segments_age_s=365",),
-        ("topics.x=365",),
-        ("age_s=1d", "grace_s=7200"),
-        ("topics.x=never",),
-        ("max_bytes=1GB",),
-        ("age_s=1d", "grace_s=1m"),
-        ("topics.x",),
-        ("topics.x=1d", 'topics={"x": "2d"}'),
+        *(("age_s=soon",), ("age_s=365",), ("segments_age_s=365",), ("max_bytes=1GB",)),
+        *(("topics.x=365",), ("topics.x=never",), ("topics.x",), ("topics.x=1d", 'topics={"x": "2d"}')),
+        *(("age_s=1d", "grace_s=7200"), ("age_s=1d", "grace_s=1m")),
     ],
 )
 def test_bad_usage(run_here, original, wrong):

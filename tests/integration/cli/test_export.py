@@ -57,10 +57,8 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, form):
     again = done(run_here("export", "--storage", where[-1], "--out", tmp_path / "again.parquet", "--json"))
     assert (again["entries"], again["checksum"]) == (told["entries"], told["checksum"])
     for topic, key in (("orders", "k7"), ("payments", "k3"), ("orders", "own-2999"), ("orders", "none")):
-        answers = [
-            done(run_here("query", topic, key, "--root", root, "--max", 200, "--json"))["items"]
-            for root in (original.root, tmp_path / "copy")
-        ]
+        line, roots = ("query", topic, key, "--max", 200, "--json", "--root"), (original.root, tmp_path / "copy")
+        answers = [done(run_here(*line, root))["items"] for root in roots]
         assert answers[0] == answers[1]
         assert [item["offset"] for item in answers[0]] == expected_offsets(topic, key)
     once_more = done(run_here("import", tmp_path / f"entries.{form}", *where, "--json"))
@@ -95,10 +93,9 @@ def test_others_open_it_as_a_table(exported, tmp_path):
     with duckdb.connect() as database:
         for name in ("entries.parquet", "entries.ndjson"):
             assert database.sql(f"{sums} '{tmp_path / name}'").fetchone() == wanted
-        found = (
-            f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ? ORDER BY 1"
-        )
-        offsets = [row[0] for row in database.execute(found, ["orders", hash_key("orders", "k7")]).fetchall()]
+        found = f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ?"
+        rows = database.execute(f"{found} ORDER BY 1", ["orders", hash_key("orders", "k7")]).fetchall()
+        offsets = [offset for (offset,) in rows]
         assert offsets == sorted(expected_offsets("orders", "k7"))
     for frame in (pd.read_parquet(tmp_path / "entries.parquet"), pd.read_feather(tmp_path / "entries.arrow")):
         assert (len(frame), int(frame["size"].sum())) == wanted[:2]
@@ -158,9 +155,8 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
     assert (back["put"], back["checksum"]) == (50, told["checksum"])
     with IndexService.open(root=where["root"], background=False) as index:
         items = index.query("t", "k2").items
-        assert [(item.offset, item.region, repr(item.weight), item.tag) for item in items] == [
-            (item.offset, item.region, repr(item.weight), item.tag) for item in first
-        ]
+        # of which one weight is no number
+        assert repr(items) == repr(first)
         assert index.schema.name == "TaggedItem"
 
 
@@ -169,9 +165,8 @@ def test_the_hash_rule_goes_with_the_entries(tmp_path, run_here, original, rule)
     made = ("--root", tmp_path / "one", "--storage", f"file://{tmp_path}/s1", *GEOMETRY)
     done(run_here("ingest", original.source, *made, "--preset", "rocketmq", "--hash", rule, "--json"))
     for form in ("parquet", "ndjson"):
-        told = done(
-            run_here("export", "--root", tmp_path / "one", "--out", tmp_path / form, "--format", form, "--json")
-        )
+        line = ("export", "--root", tmp_path / "one", "--out", tmp_path / form, "--format", form, "--json")
+        told = done(run_here(*line))
         assert told["hash"] == rule
         where = ("--root", tmp_path / f"to-{form}", "--storage", f"file://{tmp_path}/s-{form}", *GEOMETRY, "--json")
         said = ("--preset", "rocketmq", "--hash", rule) if form == "ndjson" else ()
@@ -186,7 +181,7 @@ def test_the_hash_rule_goes_with_the_entries(tmp_path, run_here, original, rule)
             assert [item["offset"] for item in found["items"]] == wanted
 
 
-def test_rocketmqs_files(exported, run_here, tmp_path, original):
+def test_rocketmqs_files(exported, run_here, tmp_path):
     told = exported("files", "--format", "rocketmq", *GEOMETRY)
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, SLOTS, ITEMS, "abs")
     names = sorted((tmp_path / "files").iterdir())
@@ -203,9 +198,8 @@ def test_rocketmqs_files(exported, run_here, tmp_path, original):
                 assert (item["queue_id"], item["size"]) == (of["queue_id"], of["size"])
                 assert BEGIN_MS + 1000 * int(item["offset"]) == image.header.begin_ms + 1000 * int(item["time_diff_s"])
     assert count == 2 * MESSAGES
-    with IndexService.open(
-        root=tmp_path / "own", storage=f"file://{tmp_path}/s", item_type=TaggedItem, slots=16, items=99
-    ) as index:
+    own = {"root": tmp_path / "own", "storage": f"file://{tmp_path}/s", "item_type": TaggedItem}
+    with IndexService.open(**own, slots=16, items=99) as index:
         index.put("t", 0, "k", 1, 1, BEGIN_MS, region=1, weight=1.0, tag=b"")
     refused = run_here("export", "--root", tmp_path / "own", "--out", tmp_path / "no", "--format", "rocketmq", "--json")
     assert refused.code == 2 and "no column 'region'" in refused.error["message"]
@@ -284,13 +278,6 @@ def test_what_it_takes_and_costs(run_here, original):
     assert {row["day"] for row in whole["rows"]} == {"2023-11-14"}
     assert " yes" not in run_here("du", "--root", original.root).out
     assert run_here("du", "--root", original.root, "--by", "topic,size").code == 2
-
-
-def test_an_export_reads_as_json_lines(exported, tmp_path):
-    exported("e.ndjson", "--format", "ndjson", "--topic", "payments", "--end", BEGIN_MS)
-    rows = [json.loads(line) for line in (tmp_path / "e.ndjson").read_text().splitlines()]
-    assert {row["key_hash"] for row in rows} == {hash_key("payments", key) for key in ("k0", "own-0")}
-    assert {(row["offset"], row["timestamp_ms"], row["topic"]) for row in rows} == {(0, BEGIN_MS, "payments")}
 
 
 def test_a_root_is_exported_without_its_storage_and_says_what_it_lacks(run_here, damaged, tmp_path):

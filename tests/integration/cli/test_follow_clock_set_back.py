@@ -1,7 +1,5 @@
 """Damage before messages of a clock that was set back is no end of the log for a command that doesn't come again."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.rocketmq.messages import NOW_MS
@@ -35,9 +33,8 @@ def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, 
         assert (done.code, done.error["type"], done.error["offset"]) == (4, "CorruptFile", offsets[15])
         return
     assert done.code == 0, done.err
-    assert [(loss["kind"], loss["begin"], loss["end"]) for loss in done.document["losses"]] == [
-        ("corrupt", offsets[15], offsets[16])
-    ]
+    (loss,) = done.document["losses"]
+    assert (loss["kind"], loss["begin"], loss["end"]) == ("corrupt", offsets[15], offsets[16])
     assert (done.document["messages"], done.document["lag"]["bytes"]) == (59, 0)
     with IndexReader.open(root=tmp_path / "root") as reader:
         assert [n for n in range(60) if not reader.query("t", f"k{n}").items] == [15]

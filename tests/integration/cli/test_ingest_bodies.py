@@ -2,10 +2,6 @@
 file and offset.
 """
 
-from __future__ import annotations
-
-import json
-
 import pytest
 
 from tests.integration.cli.followers import SMALL, starting, wait_until
@@ -35,20 +31,18 @@ def found(root):
 
 
 @pytest.mark.parametrize("options", [(), ("--follow",)])
-def test_a_body_that_contradicts_its_crc_stops_before_it(run_here, tmp_path, store, options):
+def test_a_body_that_contradicts_its_crc_stops_before_it(run_here, tmp_path, small_index, store, options):
     writer, bad, segment = store
-    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
-    done = run_here("ingest", writer.root, *where, *options)
+    done = run_here("ingest", writer.root, *small_index, *options)
     assert (done.code, done.error["type"]) == (4, "CorruptFile")
     assert (done.error["file"], done.error["offset"]) == (str(segment), bad.offset % SEGMENT)
     assert "the body contradicts its CRC" in done.error["message"]
     assert found(tmp_path / "root") == list(range(BAD))
 
 
-def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, store):
+def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, small_index, store):
     writer, bad, _ = store
-    where = ("--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
-    skipped = run_here("ingest", writer.root, "--root", tmp_path / "root", *where, "--skip-corrupt")
+    skipped = run_here("ingest", writer.root, *small_index, "--skip-corrupt")
     assert skipped.code == 0, skipped.err
     (loss,) = skipped.document["losses"]
     assert (loss["kind"], loss["begin"], loss["end"]) == ("corrupt", bad.offset, bad.offset + bad.size)
@@ -69,16 +63,5 @@ def test_a_follower_passes_over_it_and_goes_on(tmp_path, store):
         writer.flush()
         wait_until(lambda: follower.position == end.offset + end.size, "the message behind is taken")
         losses = [loss for line in follower.lines for loss in line["losses"]]
-        assert [(loss["kind"], loss["begin"], loss["end"]) for loss in losses] == [
-            ("corrupt", bad.offset, bad.offset + bad.size)
-        ]
-
-
-def test_files_of_messages_have_no_bodies(run_here, tmp_path):
-    source = tmp_path / "m.ndjson"
-    source.write_text(json.dumps({}) + "\n")
-    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}")
-    refused = run_here("ingest", source, *places, "--no-check-bodies", "--json")
-    assert refused.code == 2
-    assert refused.error["message"].startswith("--no-check-bodies is for a RocketMQ store")
-    assert not (tmp_path / "root").exists()
+        told = [(loss["kind"], loss["begin"], loss["end"]) for loss in losses]
+        assert told == [("corrupt", bad.offset, bad.offset + bad.size)]

@@ -1,11 +1,11 @@
 """An interrupt ends a command with exit code 130 and one line, wherever Python is when it comes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
+
+from tests.integration.cli.conftest import write_source
 
 # What Python can't raise it prints as "Exception ignored in", and goes on: in finalizers, and while it ends.
 _PLACES = {
@@ -39,11 +39,7 @@ run()
 
 @pytest.fixture
 def index(run_here, tmp_path):
-    source = tmp_path / "one.ndjson"
-    source.write_text(
-        '{"topic": "t", "queue_id": 0, "key": "k", "offset": 1, "size": 1, "timestamp_ms": 1700000000000}\n'
-    )
-    uri = f"file://{tmp_path}/store"
+    source, uri = write_source(tmp_path / "one.ndjson", 0, 1), f"file://{tmp_path}/store"
     done = run_here("ingest", source, "--root", tmp_path / "root", "--storage", uri, "--slots", 16, "--wait")
     assert done.code == 0, done.err
     return uri

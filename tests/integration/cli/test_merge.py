@@ -2,8 +2,6 @@
 shards.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.damage import flip_object
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.format.names import CHECKPOINT_PREFIX, log_name
@@ -63,10 +62,8 @@ def state(store):
 
 
 def hot(run_here, store):
-    return [
-        item["offset"]
-        for item in run_here("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document["items"]
-    ]
+    document = run_here("query", "orders", "hot", "--max", 1000, "--storage", store, "--json").document
+    return [item["offset"] for item in document["items"]]
 
 
 def test_a_plan_then_the_merge_then_nothing(run_here, store):
@@ -75,10 +72,8 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     planned = run_here("merge", "--storage", store, "--dry-run", "--json")
     assert (planned.code, planned.document["status"]) == (0, "planned")
     (tier,) = planned.document["tiers"]
-    assert [(len(job["sources"]), job["entries"], len(job["windows"])) for job in tier["jobs"]] == [
-        (2, 400, 1),
-        (1, 200, 1),
-    ]
+    jobs = [(len(job["sources"]), job["entries"], len(job["windows"])) for job in tier["jobs"]]
+    assert jobs == [(2, 400, 1), (1, 200, 1)]
     assert all(job["cost_usd"] > 0 and job["requests"]["get_range"] >= 2 * len(job["sources"]) for job in tier["jobs"])
     assert {job["shards"] for job in tier["jobs"]} == {1}
     assert len(state(store).files) == 3
@@ -88,11 +83,8 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     assert [line.split()[1] for line in listed.splitlines() if line.startswith("  entries ")] == ["400", "200"]
     assert "$" in listed
     fields = [line.split() for line in totals.splitlines()]
-    assert [one for one in fields if one[:1] in (["sources"], ["tables"], ["entries"])] == [
-        ["sources", "3"],
-        ["tables", "2"],
-        ["entries", "600"],
-    ]
+    counts = [one for one in fields if one[:1] in (["sources"], ["tables"], ["entries"])]
+    assert counts == [["sources", "3"], ["tables", "2"], ["entries", "600"]]
     assert ["cost", "usd", f"${sum(job['cost_usd'] for job in tier['jobs']):.6f}"] in fields
 
     done = run_here("merge", "--storage", store, "--json")
@@ -102,9 +94,8 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     # an estimate of what small jobs cost is right to a third
     jobs = planned.document["tiers"][0]["jobs"]
     for operation in ("get_range", "put"):
-        assert done.document["requests"][operation] == pytest.approx(
-            sum(job["requests"].get(operation, 0) for job in jobs), rel=0.34
-        )
+        estimate = sum(job["requests"].get(operation, 0) for job in jobs)
+        assert done.document["requests"][operation] == pytest.approx(estimate, rel=0.34)
     assert hot(run_here, store) == before
     again = run_here("merge", "--storage", store)
     assert again.code == 0 and "nothing to do" in again.out
@@ -114,38 +105,26 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
 def test_tiers_one_after_the_other(run_here, store):
     before = hot(run_here, store)
     done = run_here("merge", "--storage", store, "--tiers", "30d,1h,1d", "--json")
-    assert [(tier["window_s"], tier["sources"], tier["tables"]) for tier in done.document["tiers"]] == [
-        (3600, 3, 3),
-        (86400, 3, 2),
-        (30 * 86400, 2, 1),
-    ]
+    tiers = [(tier["window_s"], tier["sources"], tier["tables"]) for tier in done.document["tiers"]]
+    assert tiers == [(3600, 3, 3), (86400, 3, 2), (30 * 86400, 2, 1)]
     assert hot(run_here, store) == before
     listed = run_here("files", "--storage", store, "--json").document
     (table,) = listed["files"]
     assert (table["entries"], table["table"]["window_s"], table["table"]["begin_ms"]) == (600, 30 * 86400, BASE_MS)
-    assert table["table"]["shards"] == list(objects(store)) and table["bytes"] == sum(
-        o.size_bytes for o in objects(store).values()
-    )
+    assert table["table"]["shards"] == list(objects(store))
+    assert table["bytes"] == sum(o.size_bytes for o in objects(store).values())
     assert "window of 30d, 1 shard" in run_here("files", "--storage", store).out
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ["--window", "x"],
-        ["--window", "0"],
-        ["--tiers", "1h,90m"],
-        ["--tiers", "1d,"],
-        ["--shard-bytes", "5"],
-        ["--threads", "0"],
-        ["--min-age", "-1"],
-        ["--begin", "soon"],
-        ["--window", "99999999999d"],
+        *("--window=x", "--window=0", "--window=99999999999d", "--tiers=1h,90m", "--tiers=1d,"),
+        *("--shard-bytes=5", "--threads=0", "--min-age=-1", "--begin=soon"),
     ],
-    ids=" ".join,
 )
 def test_bad_options_are_code_2(in_process, store, options):
-    assert in_process("merge", "--storage", store, *options) == 2
+    assert in_process("merge", "--storage", store, options) == 2
     assert len(state(store).files) == 3
 
 
@@ -156,7 +135,7 @@ def test_no_storage_and_no_index(run_here, tmp_path):
         assert (nothing.code, nothing.error["type"]) == (2, "NotAnIndex")
 
 
-def test_the_root_names_its_storage(run_here, unmerged, store):
+def test_the_root_names_its_storage(run_here, unmerged):
     assert run_here("merge", "--root", unmerged.parent / "root", "--dry-run", "--json").document["tiers"][0]["jobs"]
 
 
@@ -233,15 +212,9 @@ def test_a_sound_table_passes_verify(run_here, merged):
 def test_inspect_and_dump_of_a_shard(run_here, merged):
     name, stored = next(iter(objects(merged).items()))
     shown = run_here("inspect", name, "--storage", merged, "--json").document
-    assert (shown["kind"], shown["header"]["magic"], shown["metadata"]["count"]) == (
-        "shard",
-        "0x54495853",
-        stored.count,
-    )
-    assert (
-        shown["metadata"]["table"] == stored.shard.table
-        and shown["metadata"]["slot_map"] == stored.shard.slots.to_json()
-    )
+    meta = shown["metadata"]
+    assert (shown["kind"], shown["header"]["magic"], meta["count"]) == ("shard", "0x54495853", stored.count)
+    assert (meta["table"], meta["slot_map"]) == (stored.shard.table, stored.shard.slots.to_json())
     assert "shard" in run_here("inspect", name, "--storage", merged).out
     lines = run_here("dump", name, "--storage", merged, "--json")
     assert lines.code == 0 and len(lines.records) == stored.count + 1
@@ -257,10 +230,7 @@ def findings(run_here, store, *more: str) -> list[dict[str, Any]]:
 def test_a_flipped_byte_of_a_shard_is_found_deeply(run_here, merged, place):
     name, stored = next(iter(objects(merged).items()))
     at = {"header": 5, "items": 40, "filter": stored.trailer_position + 3}[place]
-    storage = open_storage(merged)
-    data = bytearray(storage.get(name))
-    data[at] ^= 4
-    storage.put(name, bytes(data))
+    flip_object(open_storage(merged), name, at)
     assert run_here("verify", "--storage", merged).code == 0, "sizes and trailers are as they were"
     (found, *_) = findings(run_here, merged, "--deep")
     assert (found["file"], found["part"]) == (name, {"header": "header", "items": "run", "filter": "filter"}[place])

@@ -2,8 +2,6 @@
 answer says so.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.cli.command_lines import Outcome

@@ -1,7 +1,5 @@
 """`query --messages` and `message` with the root of a follower: what the broker cut off is no live message."""
 
-from __future__ import annotations
-
 from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.layout import Host, offset_msg_id
 

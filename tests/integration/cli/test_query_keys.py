@@ -1,7 +1,5 @@
 """`query --keys FILE`: the same answers as key by key, as a table that goes to stdout or to a file."""
 
-from __future__ import annotations
-
 import csv
 import json
 from datetime import UTC, datetime
@@ -77,15 +75,8 @@ def test_a_file_of_keys_is_answered_as_key_by_key(run_here, cluster, keys, tmp_p
                 assert row == dict.fromkeys(row) | asked | ({"position": position} if entry else {}) | entry
                 assert {"failed", "offset", "timestamp_ms", "fingerprint"} <= row.keys()
     assert rows == []
-    figures = {name: last[name] for name in ("status", "count", "lookups", "found", "statuses", "not_looked_up")}
-    assert figures == {
-        "status": "truncated",
-        "count": 6,
-        "lookups": 3,
-        "found": 2,
-        "not_looked_up": 0,
-        "statuses": {"complete": 2, "truncated": 1},
-    }
+    figures = [last[name] for name in ("status", "count", "lookups", "found", "not_looked_up")]
+    assert figures == ["truncated", 6, 3, 2, 0] and last["statuses"] == {"complete": 2, "truncated": 1}
     assert last["as_of_ms"] == BASE_MS + 29_000 and last["hints"] == []
     assert last["explain"]["requests"] > 0 and last.get("out") == (str(target[1]) if target else None)
 
@@ -95,10 +86,8 @@ def test_people_see_a_table_and_rows_without_bounds_take_the_options(run_here, c
     done = run_here("query", "--keys", keys("ndjson"), "--storage", cluster.uris[0], *given)
     assert done.code == 0, done
     assert done.out.count(" k1 ") == 3 and done.out.count(" k2 ") == 3 and "nothing found" in done.out
-    assert (
-        "3 lookups (3 complete), 2 with entries: 6 found as of 2023-11-14T22:13:49Z; the" in done.out
-        and "1 file read" in done.out
-    )
+    assert "3 lookups (3 complete), 2 with entries: 6 found as of 2023-11-14T22:13:49Z; the" in done.out
+    assert "1 file read" in done.out
 
 
 def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp_path):
@@ -188,7 +177,7 @@ def test_topics_that_no_file_has_are_told_beside_what_was_found(run_here, cluste
     assert "no file that was read" not in run_here(*where, "--begin", 1000).out
 
 
-def test_a_service_is_asked_from_python(run_here, cluster, keys):
+def test_a_service_is_asked_from_python(run_here, keys):
     done = run_here("query", "--keys", keys("csv"), "--url", "http://localhost:1", "--json")
     assert done.code == 2 and "IndexClient.query_many" in done.error["message"]
 

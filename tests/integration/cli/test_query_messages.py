@@ -2,8 +2,6 @@
 broker.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -49,9 +47,8 @@ def made(run_here, tmp_path_factory):
     store = golden_store.unpack(folder / "store")
     messages = list(CommitLogReader(store / "commitlog").messages())
     places = ("--root", folder / "root", "--storage", f"file://{folder}/storage")
-    done = run_here(
-        "ingest", store, *places, *["--slots", "97", "--items", "5000", "--archive-segments", "--wait", "--json"]
-    )
+    options = ("--slots", 97, "--items", 5000, "--archive-segments", "--wait", "--json")
+    done = run_here("ingest", store, *places, *options)
     assert done.code == 0, done.err
     assert done.document["archived_segments"] == 5
     delete_segments(store, BEGIN_OF_LAST)
@@ -77,9 +74,8 @@ def test_a_folder_that_is_no_store_is_refused(run_here, made, tmp_path, kind):
 
 
 def test_messages_come_with_everything(run_here, made):
-    done = run_here(
-        "query", TOPIC, KEY, "--storage", made.uri, "--messages", "--store", made.store, "--body", "hex", "--json"
-    )
+    asked = ("--messages", "--store", made.store, "--body", "hex", "--json")
+    done = run_here("query", TOPIC, KEY, "--storage", made.uri, *asked)
     assert done.code == 0, done.err
     document = done.document
     wanted = scan(made.messages, TOPIC, KEY)
@@ -117,7 +113,7 @@ def test_pages_as_lines_and_for_people(run_here, made):
     assert "more with --cursor" in run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1).out
 
 
-def test_what_cannot_be_had_is_said(run_here, made, tmp_path):
+def test_what_cannot_be_had_is_said(run_here, made):
     """Without the archive: what the broker deleted is expired."""
     late = next(m for m in made.messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
     done = run_here("query", late.topic, late.uniq_key, "--root", made.folder / "root", "--messages")
@@ -135,11 +131,8 @@ def test_a_message_by_its_id(run_here, made):
     cold = run_here("message", first.offset_msg_id, "--storage", made.uri, "--json")
     assert cold.code == 0, cold.err
     (found,) = cold.document["messages"]
-    assert (found["state"], found["message"]["physical_offset"], found["message"]["uniq_key"]) == (
-        "archived",
-        0,
-        first.uniq_key,
-    )
+    assert (found["state"], found["message"]["physical_offset"]) == ("archived", 0)
+    assert found["message"]["uniq_key"] == first.uniq_key
     local = run_here("message", last.offset_msg_id.lower(), "--store", made.store)
     assert local.code == 0
     assert last.offset_msg_id in local.out
@@ -148,9 +141,8 @@ def test_a_message_by_its_id(run_here, made):
         done = run_here("message", msg_id, "--topic", first.topic, "--storage", made.uri, "--json")
         assert done.code == 0, done.err
         assert [one["message"]["msg_id"] for one in done.document["messages"]] == [first.offset_msg_id]
-    other = run_here(
-        "message", first.properties["KEYS"].split()[0], "--topic", first.topic, "--storage", made.uri, "--json"
-    )
+    key, *_ = first.properties["KEYS"].split()
+    other = run_here("message", key, "--topic", first.topic, "--storage", made.uri, "--json")
     assert (other.code, other.document["messages"]) == (1, [])  # a key, but nobody's unique key
 
 
@@ -175,11 +167,8 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
         partial = run_here(*arguments, *flags, "--allow-partial")
         # no file is known of then, so that there is no answer that would be a part of something
         if flags[0] == "--timeout":
-            assert (
-                f"while opening {made.uri}" in done.error["message"]
-                and partial.error == done.error
-                and partial.code == 6
-            )
+            assert f"while opening {made.uri}" in done.error["message"]
+            assert (partial.code, partial.error) == (6, done.error)
             continue
         assert last["failed"]
         assert (partial.code, partial.err, "error" in partial.records[-1]) == (6, "", False)
@@ -200,10 +189,8 @@ def test_a_message_by_its_id_within_limits(run_here, made):
     for line in (by_place, by_key):
         for flags in (("--max-requests", 0), ("--max-bytes", 10), ("--timeout", 1e-9)):
             done = run_here(*line, *flags, "--json")
-            assert (done.code, done.document["status"], done.document["error"]) == (6, "partial", done.error), (
-                line,
-                flags,
-            )
+            told = (done.code, done.document["status"], done.document["error"])
+            assert told == (6, "partial", done.error), (line, flags)
             assert done.error["type"] == "BudgetExceeded"
             assert all(one["message"] is None for one in done.document["messages"])
         assert run_here(*line, "--max-requests", 0).code == 6
@@ -255,11 +242,8 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
     own, done = ingest("own")
     assert not done.err
     assert re.search("left out +9 of other topics, RocketMQ's own", done.out)
-    assert (found(own, "payments", "k2"), found(own, "TBW102", "k3"), found(own, "orders", "half")) == (
-        [["k2"]],
-        [],
-        [],
-    )
+    assert found(own, "payments", "k2") == [["k2"]]
+    assert found(own, "TBW102", "k3") == found(own, "orders", "half") == []
     chosen, done = ingest("chosen", "--topics", "order*", "--topics", "TBW102", "--exclude-topics", "order-*", "--json")
     assert (done.document["entries"], done.document["left_out"], done.document["hidden"]) == (8, 13, 1)
     assert (found(chosen, "TBW102", "k3"), found(chosen, "order-test", "k1")) == ([["k3"]], [])
@@ -308,11 +292,8 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
 
     def found(*deep):
         done = run_here("verify", "--storage", made.uri, "--json", *deep)
-        return (
-            done.code,
-            [(finding["part"], finding["offset"]) for finding in done.document["findings"]],
-            done.document["notes"],
-        )
+        places = [(finding["part"], finding["offset"]) for finding in done.document["findings"]]
+        return done.code, places, done.document["notes"]
 
     changed = bytearray(whole)
     changed[100] ^= 1

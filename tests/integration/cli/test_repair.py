@@ -1,7 +1,5 @@
 """`verify --deep --repair` puts back what it can and says what is lost; `rebuild` makes an index of the archive."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -184,9 +182,8 @@ def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_pa
     old, new = f"file://{archived}/store", f"file://{tmp_path}/new"
     built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
     assert built.code == 0, built.err
-    assert (
-        built.document["check"]["same"] and built.document["check"]["from"]["entries"] == built.document["entries"] > 0
-    )
+    check = built.document["check"]
+    assert check["same"] and check["from"]["entries"] == built.document["entries"] > 0
     assert built.document["segments"] == 5
     again = run_here("rebuild", "--from", old, "--storage", new, "--json")
     assert (again.code, again.document["entries"], again.document["messages"]) == (0, 0, 0)

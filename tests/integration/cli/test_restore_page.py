@@ -1,7 +1,5 @@
 """docs/restore.md: each recipe is run as it stands, after the incident that it is for; no entry is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -39,20 +37,10 @@ def ingest(here):
 
     def ingest(count, *more, root="root", stdin=False):
         first, written[0] = written[0], written[0] + count
-        lines = "".join(
-            json.dumps(
-                {
-                    "topic": "orders",
-                    "queue_id": 0,
-                    "keys": ["order-1"],
-                    "offset": number,
-                    "size": 9,
-                    "timestamp_ms": 1_700_000_000_000 + number * 1000,
-                }
-            )
-            + "\n"
-            for number in range(first, first + count)
-        )
+        same, begin_ms = {"topic": "orders", "queue_id": 0, "keys": ["order-1"], "size": 9}, 1_700_000_000_000
+        numbers = range(first, first + count)
+        messages = [same | {"offset": number, "timestamp_ms": begin_ms + number * 1000} for number in numbers]
+        lines = "".join(json.dumps(message) + "\n" for message in messages)
         if not stdin:
             with (here / "source.ndjson").open("a") as file:
                 file.write(lines)
@@ -160,10 +148,8 @@ def test_a_live_writer_that_a_person_takes_over_is_fenced_and_keeps_its_files(he
     where = ("--root", "other", "--storage", STORE.format(here))
     with IndexService.open(root=here / "root", background=False) as old:
         refused = run_here("ingest", "source.ndjson", *where, *GEOMETRY, "--wait")
-        assert (
-            refused.code == 5
-            and "`tiered-index recover --take-over`, with --root and --storage, does not wait" in refused.err
-        )
+        said = "`tiered-index recover --take-over`, with --root and --storage, does not wait"
+        assert refused.code == 5 and said in refused.err
         assert "the writer is alive" in run_here("query", "orders", "order-1", *where[2:]).out
         assert run_here("recover", "--take-over", *where).code == 0
         old.put("orders", 0, "order-1", 1000, 9, 1_700_000_000_000)
@@ -188,10 +174,9 @@ def test_a_lease_of_a_fast_clock_is_no_sign_of_life(here, ingest):
 
 def gauges(where):
     with IndexReader.open(where) as reader:
-        page = "".join(
-            f"{sample.name} {sample.value}\n" for family in collector(reader).collect() for sample in family.samples
-        )
-    return {name: float(re.search(rf"^tiered_index_{name} (.*)$", page, re.M)[1]) for name in GAUGES}
+        samples = [sample for family in collector(reader).collect() for sample in family.samples]
+    found = {sample.name: sample.value for sample in samples}
+    return {name: found[f"tiered_index_{name}"] for name in GAUGES}
 
 
 def test_metrics_show_a_standby_that_is_behind_and_a_log_that_went_back(here, ingest):

@@ -2,20 +2,8 @@
 in process.
 """
 
-from __future__ import annotations
-
-import subprocess
-import sys
-
-from tests.integration.cli.command_lines import Outcome, clean_environment, run_here, run_script
+from tests.integration.cli.command_lines import Outcome, run_here, run_script
 from tiered_index import __version__
-
-
-def run_module(*arguments: object) -> Outcome:
-    """Run `python -m tiered_index.cli`."""
-    line = [sys.executable, "-m", "tiered_index.cli", *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=clean_environment(), check=False)
-    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def test_processes_answer_as_this_one_does(original):
@@ -24,7 +12,8 @@ def test_processes_answer_as_this_one_does(original):
     assert (done.code, done.err) == (here.code, here.err) == (0, "")
     assert done.document["items"] == here.document["items"] != []
     altered = (*query, "--cursor", "AAAA")
-    assert run_module(*altered) == run_script(*altered) == run_here(*altered)
+    module = run_script(*altered, module="tiered_index.cli")
+    assert module == run_script(*altered) == run_here(*altered)
     assert run_here(*altered).code == 2
 
 

@@ -1,7 +1,5 @@
 """A storage that does not answer: what is told meanwhile, and that lookups end in time."""
 
-from __future__ import annotations
-
 import json
 import socket
 
@@ -71,9 +69,7 @@ def test_a_root_answers_in_time_though_its_storage_is_silent(run_here, root, sil
     assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in told.out
     assert "did not answer within half of timeout_s" in told.out
     # whoever names the storage asked for it
-    named = run_here(
-        "query", "orders", "own-5", "--root", root, "--storage", silent, "--timeout", 0.5, environment=KEYS
-    )
+    named = run_here(*query[:-1], 0.5, "--storage", silent, environment=KEYS)
     assert (named.code, named.out) == (6, "0 found, partial\n")
 
 

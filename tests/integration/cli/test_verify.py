@@ -1,7 +1,5 @@
 """`verify` finds every kind of damage, says where, and exits with 1; a sound index passes, also deeply."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
