@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.stored_messages import format_properties
 from tiered_index.rocketmq.log.layout import index_keys, java_text, parse_properties
 
 
@@ -43,11 +42,6 @@ def test_text_equals_java(stored, utf16):
 )
 def test_properties(text, properties):
     assert parse_properties(text) == properties
-
-
-def test_properties_come_back_from_their_text():
-    properties = {"KEYS": "a b", "属性": "值", "TAGS": "t"}
-    assert parse_properties(format_properties(properties)) == properties
 
 
 @pytest.mark.parametrize(
