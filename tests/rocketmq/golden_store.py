@@ -78,28 +78,16 @@ def keys(message: dict[str, Any]) -> list[str]:
 def rows() -> Iterator[tuple[str, int, str, int, int, int]]:
     """Yield what the index must hold: topic, queue id, key, offset, size, store timestamp."""
     for message in expected():
-        if not hidden(message):
-            for key in keys(message):
-                yield (
-                    message["topic"],
-                    message["queueId"],
-                    key,
-                    message["offset"],
-                    message["totalSize"],
-                    message["storeTimestamp"],
-                )
+        place = message["offset"], message["totalSize"], message["storeTimestamp"]
+        for key in [] if hidden(message) else keys(message):
+            yield message["topic"], message["queueId"], key, *place
 
 
 def write_again(root: Path) -> StoreWriter:
     """Put all golden messages into a new store and return its writer, neither flushed nor closed."""
     index_names = iter(Path(name).name for name in names("index"))
-    writer = StoreWriter(
-        root,
-        segment_bytes=SEGMENT_BYTES,
-        queue_entries=QUEUE_ENTRIES,
-        index=GEOMETRY,
-        index_name=lambda: next(index_names),
-    )
+    files = {"segment_bytes": SEGMENT_BYTES, "queue_entries": QUEUE_ENTRIES, "index": GEOMETRY}
+    writer = StoreWriter(root, **files, index_name=lambda: next(index_names))  # type: ignore[arg-type]
     for message in expected():
         put = writer.put(
             message["topic"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.messages import blank, full, joined, log, write_log
+from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
@@ -30,6 +33,17 @@ def three_segments(folder: Path) -> Path:
 
 def starts(index: IndexService) -> list[int]:
     return [segment.start for segment in index.archived()]
+
+
+def around_reads(index: IndexService, act: Callable[[int, Callable[[], bytes]], bytes]) -> Callable[..., object]:
+    """Let `act` make each read of a segment, whose start it is given; return how the index archived before."""
+    archive = index.archive
+
+    def archiving(store, start, size_bytes, give, *times):
+        return archive(store, start, size_bytes, lambda *place: act(start, partial(give, *place)), *times)
+
+    index.archive = archiving  # type: ignore[method-assign]
+    return archive
 
 
 def stored(storage: FaultStorage) -> list[str]:
@@ -121,9 +135,7 @@ def test_a_segment_that_was_rewritten_is_named_and_the_others_go_up(tmp_path, in
     (folder / segment_name(SEGMENT)).rename(tmp_path / "later")
     assert archiver.run_once() == 1
     (tmp_path / "later").rename(folder / segment_name(SEGMENT))
-    data = bytearray((folder / segment_name(0)).read_bytes())
-    data[at] ^= 1
-    (folder / segment_name(0)).write_bytes(data)
+    flip(folder / segment_name(0), at)
     if fresh:
         archiver = SegmentArchiver(index, "s", folder)
     for _ in range(2):
@@ -148,17 +160,13 @@ def test_a_segment_deleted_while_it_is_read_leaves_nothing(tmp_path, storage, op
         tmp_path / "root", storage, upload_part_bytes=5 << 20 if operation == "begin_upload" else 16 << 20
     ) as index:
         archiver = SegmentArchiver(index, "s", folder)
-        read = index.archive
 
-        def deleting(store, start, size_bytes, give, *times):
-            def once(position, length):
-                data = give(position, length) if position or operation == "begin_upload" else b""
-                (folder / segment_name(0)).unlink(missing_ok=True)
-                return data or give(position, length)
+        def deleting(_, read):
+            data = read() if operation == "begin_upload" else b""
+            (folder / segment_name(0)).unlink(missing_ok=True)
+            return data or read()
 
-            return read(store, start, size_bytes, once, *times)
-
-        index.archive = deleting  # type: ignore[method-assign]
+        around_reads(index, deleting)
         assert archiver.run_once() == 0
         assert (stored(storage), list(storage.list_uploads()), index.archived()) == ([], [], ())
 
@@ -167,17 +175,13 @@ def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, stora
     folder = three_segments(tmp_path)
     archiver = SegmentArchiver(index, "s", folder)
     path = folder / segment_name(0)
-    archive = index.archive
 
-    def changing(store, start, size_bytes, give, *times):
-        def once(position, length):
-            if start == 0:
-                os.utime(path, ns=(1, 1))
-            return give(position, length)
+    def changing(start, read):
+        if start == 0:
+            os.utime(path, ns=(1, 1))
+        return read()
 
-        return archive(store, start, size_bytes, once, *times)
-
-    index.archive = changing
+    archive = around_reads(index, changing)
     with pytest.raises(StorageUnavailable, match="changed"):
         archiver.run_once()
     assert stored(storage) == []
@@ -197,9 +201,8 @@ def test_an_archiver_goes_on_where_it_was_stopped(tmp_path, storage):
         assert starts(again) == [0]
         assert SegmentArchiver(again, "s", folder).run_once() == 1
         assert sorted(segment.name for segment in again.archived()) == stored(storage)
-        assert [storage.get(s.name)[:SEGMENT] for s in again.archived()] == [
-            (folder / segment_name(s)).read_bytes() for s in (0, SEGMENT)
-        ]
+        for segment in again.archived():
+            assert storage.get(segment.name)[:SEGMENT] == (folder / segment_name(segment.start)).read_bytes()
 
 
 def test_a_storage_that_is_down_is_told_and_waited_out(tmp_path, index, storage):
@@ -250,19 +253,15 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
     folder = write_log(tmp_path / "commitlog", size, contents)
     with open_index(tmp_path / "root", storage, upload_part_bytes=part_bytes) as index:
         archiver = SegmentArchiver(index, "s", folder)
-        archive = index.archive
 
-        def stopping(store, start, size_bytes, give, *times):
-            def once(position, length):
-                data = give(position, length)
-                if start == size:
-                    assert archiver.archived == 1  # told while the round is under way
-                    archiver.stop()
-                return data
+        def stopping(start, read):
+            data = read()
+            if start == size:
+                assert archiver.archived == 1  # told while the round is under way
+                archiver.stop()
+            return data
 
-            return archive(store, start, size_bytes, once, *times)
-
-        index.archive = stopping  # type: ignore[method-assign]
+        archive = around_reads(index, stopping)
         whole = 2 if part_bytes > size else 1  # the part that had been read goes up
         assert archiver.run_once() == archiver.archived == whole
         assert starts(index) == [number * size for number in range(whole)]
@@ -271,3 +270,5 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
         assert archiver.run_once() == 0
         index.archive = archive  # type: ignore[method-assign]
         assert SegmentArchiver(index, "s", folder).run_once() == 3 - whole
+        # of each of the three segments
+        assert storage.calls("upload_part") == (0 if part_bytes > size else 2 * 3)

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from tests.rocketmq.archived_store import open_index, put
+from tests.support.damage import flip_object
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
@@ -83,13 +84,20 @@ def life(archived, tmp_path):
         yield storage, index, messages
 
 
+def names(storage):
+    return {info.name for info in storage.list("segments/")}
+
+
+def archive_of(storage):
+    state = StorageLog(storage, SystemClock()).open()
+    return SegmentArchive(storage, lambda: state, lambda: state)
+
+
 def read_all(storage, name=None):
     """Return the messages of all archived segments, or of one, by offset."""
-    log = StorageLog(storage, SystemClock())
-    state = log.open()
-    archive = SegmentArchive(storage, lambda: state, lambda: state)
+    archive = archive_of(storage)
     found = {}
-    for segment in state.archive.values():
+    for segment in archive.state().archive.values():
         if name is not None and segment.name != name:
             continue
         for batch in ArchivedLog(archive, segment).batches():
@@ -129,16 +137,14 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, 
         assert set(message.raw_body) <= {0} and message.compression is None
         kept = ("topic", "queue_id", "queue_offset", "size", "store_ms", "physical_offset")
         assert [getattr(message, name) for name in kept] == [getattr(before[offset], name) for name in kept]
-    stored = b"".join(storage.get(info.name) for info in storage.list("segments/"))
+    stored = b"".join(map(storage.get, names(storage)))
     assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
-    report = Report()
-    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
-    assert not report.findings
+    assert not repair(storage)[1].findings
     # the follower, which has the source's own file, knows it again
     index._lifecycle.refresh()
-    names = {info.name for info in storage.list("segments/")}
+    rewritten = names(storage)
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
-    assert {info.name for info in storage.list("segments/")} == names
+    assert names(storage) == rewritten
     again = erase(storage.uri, "orders", **asked, yes=True, now=True, grace_s=0)
     assert (again.messages_erased, again.segments_rewritten) == (0, 0)
 
@@ -177,15 +183,13 @@ def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
 def test_an_interrupted_rewriting_takes_back_what_it_sent(life, operation):
     """Ctrl-C while a segment is sent, and while it is read back."""
     storage, _, _ = life
-    faulty, before = FaultStorage(storage), {info.name for info in storage.list("segments/")}
+    faulty, before = FaultStorage(storage), names(storage)
     # of the segment itself the table is read once to find, once to copy it
     nth = 1 if operation == "put" else 3
     faulty.fail(operation, error=KeyboardInterrupt, name_prefix="segments/", nth=nth, when="after")
-    log, request = StorageLog(faulty, SystemClock()), EraseRequest("orders", ("k-3",))
-    log.open()
     with pytest.raises(KeyboardInterrupt):
-        erase_by(faulty, log, request, SystemClock(), yes=True, now=True, messages=partial(MessagesToErase, request))
-    assert {info.name for info in storage.list("segments/")} == before
+        erase_by_key(faulty)
+    assert names(storage) == before
     assert erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0).status == "erased"
 
 
@@ -216,16 +220,15 @@ def test_without_now_archived_messages_are_hidden_and_not_erased(life):
 @pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "lost"])
 def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(life, is_there):
     storage, _, _ = life
-    name = sorted(info.name for info in storage.list("segments/"))[0]
-    data = bytearray(storage.get(name))
-    data[-100_000:-99_990] = b"x" * 10
-    storage.delete(name)
+    name = min(names(storage))
     if is_there:
-        storage.put(name, bytes(data))
+        flip_object(storage, name, -100_000)
+    else:
+        storage.delete(name)
     done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     assert done.status == "remains" and name in done.remaining
     assert any(name in said for said in done.unchecked)
-    assert (name in {info.name for info in storage.list("segments/")}) == is_there
+    assert (name in names(storage)) == is_there
 
 
 def erase_by_key(to, key="k-3"):
@@ -329,10 +332,8 @@ def test_parts_and_patches_across_their_edges(life, monkeypatch):
 
 def test_what_a_request_finds_is_told_by_the_real_key(life):
     storage, _, messages = life
-    log = StorageLog(storage, SystemClock())
-    state = log.open()
-    archive = SegmentArchive(storage, lambda: state, lambda: state)
-    segment = next(iter(state.archive.values()))
+    archive = archive_of(storage)
+    segment = next(iter(archive.state().archive.values()))
     find = MessagesToErase(EraseRequest("orders", ("k-3",)), BEGIN_MS + 100_000)
     found = find(archive, segment)
     assert found.messages == sum(
@@ -344,10 +345,8 @@ def test_what_a_request_finds_is_told_by_the_real_key(life):
 
 def damage(storage):
     """Damage the first segment and delete the second."""
-    first, second, *_ = sorted(info.name for info in storage.list("segments/"))
-    data = bytearray(storage.get(first))
-    data[1000] ^= 1
-    storage.put(first, bytes(data))
+    first, second, *_ = sorted(names(storage))
+    flip_object(storage, first, 1000)
     storage.delete(second)
 
 
@@ -403,8 +402,7 @@ def test_what_was_erased_in_answers_alone_is_as_it_was(store, life, first):
 
 def read_present(storage):
     """Return the messages of the segments that the storage has."""
-    names = {info.name for info in storage.list("segments/")}
-    return {at: message for name in names for at, message in read_all(storage, name).items()}
+    return {at: message for name in names(storage) for at, message in read_all(storage, name).items()}
 
 
 def test_a_copied_index_whose_log_does_not_tell_what_was_erased_proves_it(store, life, tmp_path):
@@ -450,12 +448,11 @@ def test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole(tmp_path, p
     storage, folder = colliding(tmp_path, preset)
     erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
     before = read_all(storage)
-    name = min(info.name for info in storage.list("segments/"))
-    data = bytearray(storage.get(name))
-    data[1000] ^= 1
-    storage.delete(name)
+    name = min(names(storage))
     if harm == "damaged":
-        storage.put(name, bytes(data))
+        flip_object(storage, name, 1000)
+    else:
+        storage.delete(name)
     repairs, report = repair(storage, folder)
     if harm == "damaged" or preset == "native":
         assert len(repairs) == 1 and read_all(storage) == before

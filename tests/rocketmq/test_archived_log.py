@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.archived_store import open_index
+from tests.support.cold_index import Recorder
+from tests.support.damage import flip_object
 from tests.support.store_writer import StoreWriter
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile
@@ -15,25 +17,12 @@ from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
-from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
 # large ones, so that a chunk can be smaller than a piece
 PIECE_BYTES = 1 << 20
 SEGMENT = 5 * PIECE_BYTES - 77
 BEGIN_MS = 1_700_000_000_000
-
-
-class Ranges(WrapperStorage):
-    """Remembers which ranges were asked for."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.lengths = []
-
-    def get_range(self, name, start, length):
-        self.lengths.append(length)
-        return super().get_range(name, start, length)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +40,7 @@ def archived(store, tmp_path, monkeypatch):
     """The archive of the closed segments, in a storage that remembers ranges."""
     monkeypatch.setattr(layout, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(layout.segment_object_bytes, "__defaults__", (PIECE_BYTES,))
-    storage = Ranges(MemoryStorage())
+    storage = Recorder(MemoryStorage())
     with open_index(tmp_path / "root", storage) as index:
         assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 1
     log = StorageLog(storage, SystemClock())
@@ -76,24 +65,17 @@ def test_the_same_entries_as_from_the_files_each_piece_fetched_once(store, archi
     assert len(expected) > 500
     storage = archive.storage
     for chunk in (1 << 24, PIECE_BYTES // 3):
-        storage.lengths.clear()
+        storage.reset()
         assert rows(ArchivedLog(archive, segment, chunk_bytes=chunk), segment.start, segment.end) == expected
-        assert sum(storage.lengths) == segment.size_bytes  # every byte once
-        assert max(storage.lengths) <= max(PIECE_BYTES, min(chunk, segment.size_bytes))
-    assert len(storage.lengths) == 5
-
-
-def damage(archive, segment, at):
-    data = bytearray(archive.storage.get(segment.name))
-    data[at] ^= 0xFF
-    archive.storage.delete(segment.name)
-    archive.storage.put(segment.name, bytes(data))
+        assert storage.asked_bytes == segment.size_bytes  # every byte once
+        assert max(read.length for read in storage.reads) <= max(PIECE_BYTES, min(chunk, segment.size_bytes))
+    assert len(storage.reads) == 5
 
 
 def test_a_piece_that_changed_is_named_or_passed_over_with_every_message_that_reaches_into_it(store, archived):
     archive, segment = archived
     expected = rows(CommitLogReader(store / "commitlog", check_crc=True), segment.start, segment.end)
-    damage(archive, segment, 2 * PIECE_BYTES + 5)
+    flip_object(archive.storage, segment.name, 2 * PIECE_BYTES + 5)
     with pytest.raises(CorruptFile, match="piece of an archived segment") as caught:
         rows(ArchivedLog(archive, segment), segment.start, segment.end)
     assert (caught.value.file, caught.value.offset) == (segment.name, 2 * PIECE_BYTES)
@@ -108,7 +90,7 @@ def test_a_piece_that_changed_is_named_or_passed_over_with_every_message_that_re
 
 def test_the_table_and_the_log_must_agree(archived):
     archive, segment = archived
-    damage(archive, segment, segment.object_bytes - 3)
+    flip_object(archive.storage, segment.name, segment.object_bytes - 3)
     with pytest.raises(CorruptFile, match="tail"):
         ArchivedLog(archive, segment)
 

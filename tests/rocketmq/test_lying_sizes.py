@@ -8,20 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.rocketmq.archived_store import open_index
-from tests.rocketmq.messages import full, joined, keyed, log, message, write_log
-from tests.support.storage_faults import FaultStorage
+from tests.rocketmq.messages import joined, keyed, log, message, write_log
+from tiered_index import IndexService
 from tiered_index.errors import CorruptFile
-from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log import segments
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import STORE_V6
-from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message
+from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES
 from tiered_index.rocketmq.log.segments import End, pread, segment_name
-from tiered_index.storage.memory import MemoryStorage
 
 SEGMENT = 160 << 20
 CHUNK = 1 << 22
@@ -133,32 +130,18 @@ def test_an_error_that_is_kept_keeps_no_bytes(tmp_path: Path) -> None:
     assert held == []
 
 
-def archived(tmp_path: Path, first: bytes) -> tuple[RocketmqMessages, FaultStorage]:
-    storage = FaultStorage(MemoryStorage())
-    index = open_index(tmp_path / "root", storage)
-    whole = first.ljust(300_000, b"\0")
-    write_log(tmp_path / "log", len(whole), {0: whole, len(whole): message(len(whole)).encode()})
-    assert SegmentArchiver(index, "s", tmp_path / "log").run_once() == 1
-    index.abandon()
-    return RocketmqMessages(None, index.segment_archive), storage
+def archived(index: IndexService, folder: Path, first: bytes) -> RocketmqMessages:
+    write_log(folder, 300_000, {0: first, 300_000: message(300_000).encode()})
+    assert SegmentArchiver(index, "s", folder).run_once() == 1
+    return RocketmqMessages(None, index.segment_archive)
 
 
 @pytest.mark.parametrize("lie", [head(250_000, offset=0, body=9), head(250_000, offset=5), head(299_999_999, offset=0)])
-def test_an_archived_head_that_lies_takes_one_request_beside_its_table(tmp_path: Path, lie: bytes) -> None:
-    source, storage = archived(tmp_path, lie)
+def test_an_archived_head_that_lies_takes_one_request_beside_its_table(tmp_path, index, storage, lie):
+    source = archived(index, tmp_path / "log", lie)
     before = storage.calls("get_range")
     fetched = source.at(0)
     assert (fetched.state, fetched.message, fetched.requests) == ("missing", None, 2)
     assert storage.calls("get_range") - before == 1
     assert fetched.bytes <= (1 << 14) + 200
     assert "is wrong" in str(fetched.problem) or "elsewhere" in str(fetched.problem)
-
-
-def test_an_archived_message_that_is_long_is_read(tmp_path: Path) -> None:
-    big: Message = message(0, body=os.urandom(200_000))
-    source, _ = archived(tmp_path, full([big], 300_000))
-    source.at(0)
-    fetched = source.at(0)
-    assert (fetched.state, fetched.requests) == ("archived", 2)
-    # whole pieces, the first one twice
-    assert fetched.bytes == (1 << 14) + -(-big.size // PIECE_BYTES) * PIECE_BYTES
