@@ -163,8 +163,20 @@ class Followed:
 
     # the broker
 
-    def open_writer(self) -> StoreWriter:
-        return StoreWriter(self.path, segment_bytes=SEGMENT, queue_entries=50)
+    def open_writer(self, cut: int | None = None) -> StoreWriter:
+        return StoreWriter(self.path, segment_bytes=SEGMENT, queue_entries=50, cut=cut)
+
+    def come_again(self, cut: int = 1 << 40) -> None:
+        """Let the broker start. It cuts its log at its first message that is not whole, at `cut` at the latest. As
+        brokers do, it zeroes nothing.
+        """
+        self.writer = self.open_writer(cut)
+        self.number = max(self.number, 1_000)
+
+    def overwrite(self, offset: int, data: bytes) -> None:
+        with self.segment(offset // SEGMENT).open("r+b") as handle:
+            handle.seek(offset % SEGMENT)
+            handle.write(data)
 
     def write(self, count: int, *, flush: bool = True, **fields: Any) -> list[int]:
         """Put messages of two topics: a key of 17, one of their own and a unique one; return their offsets."""

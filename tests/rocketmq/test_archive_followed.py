@@ -7,21 +7,16 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
-from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+
+JUNK = b"\xee" * 40
 
 
 def follow(followed: Followed, *, skip: bool = True) -> tuple[Dispatcher, SegmentArchiver]:
     dispatcher = followed.dispatcher(skip_corrupt=skip, skip_missing=skip, clock=followed.clock)
     return dispatcher, SegmentArchiver(followed.index, "s", followed.path / "commitlog", dispatcher=dispatcher)
-
-
-def damage(followed: Followed, offset: int) -> None:
-    with open(followed.segment(0), "r+b") as handle:
-        handle.seek(offset)
-        handle.write(b"\xee" * 40)
 
 
 def archived(followed: Followed) -> dict[int, bytes]:
@@ -40,14 +35,13 @@ def catch_up(followed: Followed, dispatcher: Dispatcher) -> None:
 
 
 def come_again(followed: Followed) -> None:
-    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=1 << 40)
-    followed.number = 1_000
+    followed.come_again()
     followed.clock.advance(60_000)
 
 
 def test_what_is_not_taken_is_not_archived(followed):
     offsets = followed.write(100)
-    damage(followed, offsets[10])
+    followed.overwrite(offsets[10], JUNK)
     dispatcher, archiver = follow(followed, skip=False)
     dispatcher.run_once()
     with pytest.raises(CorruptFile):
@@ -76,7 +70,7 @@ def test_what_is_not_durable_is_not_archived(followed):
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restart):
     offsets = followed.write(100)
-    damage(followed, offsets[10])
+    followed.overwrite(offsets[10], JUNK)
     dispatcher, archiver = follow(followed)
     catch_up(followed, dispatcher)
     last = followed.writer.next_offset // SEGMENT
@@ -101,7 +95,7 @@ def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restar
     assert archiver.run_once() == 0
     # what differs from a copy of the log as it is now is damage, as ever
     followed.clock.advance(60_000)
-    damage(followed, 3_000)
+    followed.overwrite(3_000, JUNK)
     whole = archived(followed)
     for again in (archiver, follow(followed)[1]):
         with pytest.raises(CorruptFile, match="it was rewritten"):
@@ -111,7 +105,7 @@ def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restar
 
 def test_a_segment_that_was_passed_over_is_archived_once_it_is_known_to_be_rewritten(followed):
     offsets = followed.write(100)
-    damage(followed, offsets[10])
+    followed.overwrite(offsets[10], JUNK)
     dispatcher, archiver = follow(followed)
     archiver.skip_corrupt = True
     catch_up(followed, dispatcher)

@@ -16,9 +16,7 @@ from tiered_index.rocketmq.log.store import LogEnd, StoreDirectory
 def test_a_torn_message_that_stays_is_damage_once_the_log_goes_on(followed):
     offsets = followed.write(100)
     last = max(offset for offset in offsets if offset < SEGMENT)
-    data = bytearray(followed.segment(0).read_bytes())
-    data[last + 60 :] = bytes(SEGMENT - last - 60)
-    followed.segment(0).write_bytes(data)
+    followed.overwrite(last + 60, bytes(SEGMENT - last - 60))
     dispatcher = followed.dispatcher()
     assert (dispatcher.run_once().caught_up, dispatcher.position) == (False, last)
     with pytest.raises(CorruptFile) as caught:
@@ -36,9 +34,7 @@ def test_a_torn_message_that_stays_is_damage_once_the_log_goes_on(followed):
 @pytest.mark.parametrize("at", [0, 4, 30, 84])
 def test_damage_in_the_middle_stops_before_it_and_nothing_before_it_is_lost(followed, at):
     offsets = followed.write(30)
-    data = bytearray(followed.segment(0).read_bytes())
-    data[offsets[10] + at : offsets[10] + at + 8] = b"\xee" * 8
-    followed.segment(0).write_bytes(data)
+    followed.overwrite(offsets[10] + at, b"\xee" * 8)
     dispatcher = followed.dispatcher()
     assert dispatcher.run_once().messages == 10
     for _ in range(2):
@@ -53,9 +49,8 @@ def test_damage_in_the_middle_stops_before_it_and_nothing_before_it_is_lost(foll
 @pytest.mark.parametrize("holes", [1, 15])
 def test_a_hole_before_something_readable_is_damage_from_the_second_look_on(followed, holes):
     offsets = followed.write(40)
-    whole = followed.segment(0).read_bytes()
     begin, end = offsets[10], offsets[10 + holes]
-    followed.segment(0).write_bytes(whole[:begin] + bytes(end - begin) + whole[end:])
+    followed.overwrite(begin, bytes(end - begin))
     dispatcher = followed.dispatcher()
     done = dispatcher.run_once()
     assert (done.messages, done.state, done.caught_up, done.losses) == (10, End.OPEN, False, ())
@@ -75,7 +70,7 @@ def test_a_hole_before_something_readable_is_damage_from_the_second_look_on(foll
 def test_a_hole_that_is_filled_at_the_second_look_was_being_written(followed):
     offsets = followed.write(40)
     whole = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(whole[: offsets[10]] + bytes(50) + whole[offsets[10] + 50 :])
+    followed.overwrite(offsets[10], bytes(50))
     dispatcher = followed.dispatcher(skip_corrupt=True)
     assert dispatcher.run_once().caught_up is False
     followed.segment(0).write_bytes(whole)
@@ -85,8 +80,7 @@ def test_a_hole_that_is_filled_at_the_second_look_was_being_written(followed):
 
 def test_a_hole_that_hides_the_end_of_the_log_is_named_by_consume_queues(followed, monkeypatch):
     offsets = followed.write(40)
-    whole = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(whole[: offsets[10]] + bytes(500) + whole[offsets[10] + 500 :])
+    followed.overwrite(offsets[10], bytes(500))
     monkeypatch.setattr(StoreDirectory, "log_end", lambda _: LogEnd(offsets[10], None))
     dispatcher = followed.dispatcher()
     assert dispatcher.run_once().caught_up is False

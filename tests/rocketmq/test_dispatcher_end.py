@@ -81,10 +81,11 @@ def test_what_was_read_with_holes_while_it_was_written_is_read_again(followed, m
 def test_a_last_message_with_a_bad_body_counts_once_another_is_behind_it(followed):
     followed.write(5)
     (start,) = followed.write(1, body=b"body of the last one")
-    data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
+    followed.overwrite(followed.segment(0).read_bytes().index(b"body of the last"), b"BODY")
     dispatcher = followed.dispatcher()
-    assert (dispatcher.run_once().end, dispatcher.position) == (start, start)
+    done = dispatcher.run_once()
+    assert (done.state, done.end, dispatcher.position) == (End.TORN, start, start)
+    assert done.torn[:2] == (start, followed.writer.next_offset)
     followed.write(1)
     assert dispatcher.run_once().messages == 2
 
@@ -94,8 +95,7 @@ def test_a_broker_that_died_while_writing_goes_on_behind_what_was_whole(followed
     dispatcher = followed.dispatcher()
     dispatcher.run_once()
     (start,) = followed.write(1)
-    data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data[: start + 60].ljust(SEGMENT, b"\0"))
+    followed.overwrite(start + 60, bytes(SEGMENT - start - 60))
     assert dispatcher.run_once().state is End.TORN
     followed.writer = followed.open_writer()
     assert followed.writer.next_offset == start

@@ -10,7 +10,6 @@ import random
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, missing, rounds
-from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
@@ -23,22 +22,10 @@ def follow(followed: Followed, **options: bool) -> SteppedDispatcher:
     return followed.dispatcher(**(options or ALL), reader=CommitLogReader(followed.path / "commitlog", check_crc=True))
 
 
-def overwrite(followed: Followed, offset: int, data: bytes) -> None:
-    with open(followed.segment(offset // SEGMENT), "r+b") as handle:
-        handle.seek(offset % SEGMENT)
-        handle.write(data)
-
-
 def close_segment(followed: Followed, begin: int) -> None:
     """Write the final blank of the segment in which `begin` lies."""
     left = SEGMENT - begin % SEGMENT
-    overwrite(followed, begin, left.to_bytes(4, "big") + bytes.fromhex("cbd43194"))
-
-
-def come_again(followed: Followed, cut: int = 1 << 40) -> None:
-    """Let the broker start, and cut its log at its first message that isn't whole, as brokers do: nothing is zeroed."""
-    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=cut)
-    followed.number = max(followed.number, 1_000) + 1_000
+    followed.overwrite(begin, left.to_bytes(4, "big") + bytes.fromhex("cbd43194"))
 
 
 def torn_before_the_blank(followed: Followed) -> int:
@@ -46,7 +33,7 @@ def torn_before_the_blank(followed: Followed) -> int:
     followed.write(20)
     (torn,) = followed.write(1, body=b"B" * (SEGMENT - followed.writer.next_offset - 300))
     close_segment(followed, followed.writer.next_offset)
-    overwrite(followed, torn + 200, bytes(60))
+    followed.overwrite(torn + 200, bytes(60))
     return torn
 
 
@@ -64,7 +51,7 @@ def test_what_is_written_over_a_skipped_range_is_read(followed, restart, written
         followed.index.flush()
         followed.crash_index()
         dispatcher = follow(followed)
-    come_again(followed)
+    followed.come_again()
     assert followed.writer.next_offset == torn
     followed.write(written, body=b"y" * 30)
     losses = [loss for _ in range(3) for done in rounds(dispatcher) for loss in done.losses]
@@ -79,7 +66,7 @@ def test_without_skip_missing_it_stops_the_follower(followed):
     torn = torn_before_the_blank(followed)
     dispatcher = follow(followed, skip_corrupt=True)
     list(rounds(dispatcher))
-    come_again(followed)
+    followed.come_again()
     followed.write(1, body=b"y" * 30)
     with pytest.raises(RewrittenOffsets) as caught:
         dispatcher.run_once()
@@ -89,14 +76,14 @@ def test_without_skip_missing_it_stops_the_follower(followed):
 def test_a_broker_that_writes_while_damage_is_passed_over(followed, monkeypatch):
     """Behind the damage something readable was seen, and the broker wrote over both before that was read."""
     offsets = followed.write(12)
-    overwrite(followed, offsets[10] + 100, bytes(30))
+    followed.overwrite(offsets[10] + 100, bytes(30))
     real, done = CommitLogReader._judge, []
 
     def judging(*given):
         found = real(*given)
         if found[1] is not None and not done:
             done.append(True)
-            come_again(followed)
+            followed.come_again()
             assert followed.writer.next_offset == offsets[10]
             followed.write(9, body=b"y" * 3)
         return found
@@ -113,7 +100,7 @@ def test_a_broker_that_writes_while_damage_is_passed_over(followed, monkeypatch)
 def test_damage_that_is_finished_before_it_is_passed_over_is_a_message(followed, monkeypatch):
     offsets = followed.write(12)
     whole = followed.segment(0).read_bytes()
-    overwrite(followed, offsets[10] + 100, b"Z" * 8)
+    followed.overwrite(offsets[10] + 100, b"Z" * 8)
     real = CommitLogReader._read_damage
 
     def finishing(*given):
@@ -135,8 +122,8 @@ def test_messages_in_place_of_a_blank_that_was_lost_are_read(followed):
     dispatcher = follow(followed, skip_missing=True)
     list(rounds(dispatcher))
     assert dispatcher.position == SEGMENT
-    overwrite(followed, blank, bytes(8))
-    come_again(followed)
+    followed.overwrite(blank, bytes(8))
+    followed.come_again()
     followed.write(1, body=b"")
     losses = [loss for _ in range(2) for done in rounds(dispatcher) for loss in done.losses]
     assert [(loss.kind, loss.begin, loss.end) for loss in losses] == [("rewritten", blank, SEGMENT)]
@@ -180,14 +167,14 @@ def test_a_host_that_loses_pages_while_the_follower_goes_on(tmp_path, seed):
         end = made.writer.next_offset
         for page in range(max(0, end - rng.choice((500, 3_000, 2 * SEGMENT))) // 512, end // 512 + 1):
             if rng.random() < 0.3 and made.segment(page * 512 // SEGMENT).exists():
-                overwrite(made, page * 512, bytes(512) if rng.random() < 0.7 else rng.randbytes(512))
+                made.overwrite(page * 512, bytes(512) if rng.random() < 0.7 else rng.randbytes(512))
         for _ in range(rng.randrange(3)):
             dispatcher.run_once()
         if rng.random() < 0.3:
             made.index.flush()
             made.crash_index()
             dispatcher = follow(made)
-        come_again(made)
+        made.come_again()
     made.write(100)
     for _ in range(60):  # far back it is compared every so many rounds
         done = dispatcher.run_once()

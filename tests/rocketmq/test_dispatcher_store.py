@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rocketmq.followed import SEGMENT, Followed, check, rounds, scan
+from tests.rocketmq.followed import SEGMENT, check, rounds, scan
 from tests.rocketmq.messages import blank
-from tiered_index.errors import InvalidArgument, StorageMisconfigured
+from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.commitlog import MissingOffsets
-from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
 
 
@@ -105,32 +104,6 @@ def test_a_folder_that_is_no_store(tmp_path, parts):
     assert StoreDirectory.open(tmp_path).source == f"rocketmq:{tmp_path.resolve()}"
 
 
-def test_no_permission(followed, monkeypatch):
-    followed.write(3)
-    dispatcher = followed.dispatcher()
-    real = os.open
-
-    def denied(path, *arguments, **keywords):
-        if "commitlog" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *arguments, **keywords)
-
-    monkeypatch.setattr(os, "open", denied)
-    with pytest.raises(StorageMisconfigured, match=r"commitlog.*Permission denied"):
-        dispatcher.run_once()
-    monkeypatch.setattr(os, "open", real)
-    assert dispatcher.run_once().messages == 3
-
-
-def test_a_commit_log_that_is_no_folder(tmp_path):
-    made = Followed(tmp_path)
-    shutil.rmtree(made.path / "commitlog")
-    (made.path / "commitlog").touch()
-    with pytest.raises(StorageMisconfigured):
-        made.dispatcher().run_once()
-    made.index.abandon()
-
-
 def test_the_brokers_files_stay_as_they_are(followed):
     followed.write(200)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in followed.path.rglob("*") if path.is_file()}
@@ -156,10 +129,3 @@ def test_the_folder_is_listed_a_few_times_a_round_and_not_for_every_comparison(f
         looked.clear()
         assert dispatcher.run_once().messages == written
         assert looked.count(followed.path / "commitlog") <= 4 + 3 * bool(written)
-
-
-def test_no_segment_name_but_twenty_digits_counts(followed):
-    followed.write(3)
-    (followed.path / "commitlog" / "00000000000000000000.bak").write_bytes(b"junk")
-    (followed.path / "commitlog" / segment_name(SEGMENT)).mkdir()
-    assert followed.dispatcher().run_once().messages == 3

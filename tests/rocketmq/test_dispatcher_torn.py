@@ -7,7 +7,6 @@ import os
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
-from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
@@ -65,15 +64,6 @@ def test_what_is_finished_just_after_it_was_called_torn_is_not_taken_for_torn_fo
     followed.check()
 
 
-def test_a_message_with_a_bad_body_at_the_end_is_torn_as_a_whole(followed):
-    followed.write(5)
-    (start,) = followed.write(1, body=b"body of the last one")
-    data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
-    done = followed.dispatcher().run_once()
-    assert (done.state, done.torn[:2]) == (End.TORN, (start, followed.writer.next_offset))
-
-
 # a log that was cut and not zeroed, read for the first time: old messages stand behind what is written
 
 
@@ -81,8 +71,7 @@ def test_a_message_with_a_bad_body_at_the_end_is_torn_as_a_whole(followed):
 @pytest.mark.parametrize("restart", [False, True])
 def test_old_messages_behind_the_end_are_waited_for_and_not_skipped_to(followed, skip_corrupt, restart):
     offsets = followed.write(40)
-    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=offsets[10])
-    followed.number = 1_000
+    followed.come_again(offsets[10])
     dispatcher = followed.dispatcher(skip_corrupt=skip_corrupt)
     states = set()
     for number in range(12):
@@ -110,31 +99,11 @@ def test_messages_behind_damage_that_are_younger_in_the_end_show_that_it_is_dama
     followed.write(1)
     followed.number += 5
     followed.write(5)
-    data = bytearray(followed.segment(0).read_bytes())
-    data[bad + 4 : bad + 8] = b"\xee" * 4
-    followed.segment(0).write_bytes(data)
+    followed.overwrite(bad + 4, b"\xee" * 4)
     dispatcher = followed.dispatcher()
     assert dispatcher.run_once().messages == 10
     with pytest.raises(CorruptFile):
         dispatcher.run_once()
-
-
-def test_older_bytes_behind_a_batch_do_not_prove_its_last_message(followed):
-    """The keys of the message that stood there before would be put, and never those of the one that is being
-    written.
-    """
-    followed.write(5)
-    (start,) = followed.write(1, body=b"new body", keys="key-new")
-    end = followed.writer.next_offset
-    whole = followed.segment(0).read_bytes()
-    half = whole[:end].replace(b"key-new", b"key-\0\0\0") + b"\x07older bytes that are no message"
-    followed.segment(0).write_bytes(half.ljust(SEGMENT, b"\0"))
-    dispatcher = followed.dispatcher()
-    assert dispatcher.run_once().messages == 5
-    assert dispatcher.position == start
-    followed.segment(0).write_bytes(whole)
-    assert dispatcher.run_once().messages == 1
-    followed.check()
 
 
 @pytest.mark.parametrize("behind", ["message", "blank"])
@@ -146,8 +115,7 @@ def test_a_head_behind_a_batch_proves_its_last_message(followed, behind):
     else:
         followed.write(1, body=b"x" * 7_500)
         followed.segment(1).write_bytes(bytes(SEGMENT))
-    data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data.replace(b"body of the last", b"BODY of the last"))
+    followed.overwrite(followed.segment(0).read_bytes().index(b"body of the last"), b"BODY")
     assert followed.dispatcher().run_once().messages == (7 if behind == "message" else 6)
 
 

@@ -29,29 +29,9 @@ from tiered_index.rocketmq.log.store import decode_entries
 
 SEGMENTS = golden_store.segments()
 STARTS = [wanted["offset"] for wanted in golden_store.expected()]
-INTERESTING = st.sampled_from(
-    [
-        0,
-        1,
-        8,
-        90,
-        91,
-        127,
-        128,
-        255,
-        256,
-        16_383,
-        16_384,
-        2**15,
-        2**16 - 1,
-        2**31 - 1,
-        2**31,
-        2**32 - 1,
-        0xDAA320A7,
-        0xDAA320AB,
-        0xCBD43194,
-    ]
-)
+LENGTHS = [0, 1, 8, 90, 91, 127, 128, 255, 256, 16_383, 16_384, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1]
+MAGICS = [0xDAA320A7, 0xDAA320AB, 0xCBD43194]
+WORDS = st.sampled_from([struct.pack(">I", number) for number in LENGTHS + MAGICS])
 # where lengths, magics and flags of a message without IPv6 hosts stand
 FIELD_POSITIONS = st.sampled_from([0, 4, 8, 12, 16, 28, 32, 36, 56, 84])
 
@@ -66,12 +46,7 @@ def mutations(draw, length=golden_store.SEGMENT_BYTES, fields=True):
             position = draw(st.sampled_from(STARTS)) % golden_store.SEGMENT_BYTES + draw(FIELD_POSITIONS)
         else:
             position = draw(st.integers(0, length - 1))
-        value = {
-            0: st.binary(min_size=1, max_size=1),
-            1: st.just(b"\0" * 40),
-            2: INTERESTING.map(lambda n: struct.pack(">I", n)),
-            3: INTERESTING.map(lambda n: struct.pack(">I", n)),
-        }[kind]
+        value = (st.binary(min_size=1, max_size=1), st.just(b"\0" * 40), WORDS, WORDS)[kind]
         made.append((position, draw(value)))
     return made
 

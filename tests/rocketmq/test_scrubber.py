@@ -10,7 +10,6 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, rounds
 from tests.support import damage
-from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.follow import dispatcher as dispatching
 from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
@@ -73,8 +72,7 @@ def test_a_byte_that_is_changed_far_back_is_noticed_without_a_start(followed, di
 def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, dispatcher):
     """The broker is still far from the position, and what stands before the position is what was read."""
     offset = min(one.end for one in dispatcher.fingerprints.ranges if one.end > SEGMENT + 1_000)
-    followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=offset)
-    followed.number = 1_000
+    followed.come_again(offset)
     offsets = followed.write(3, body=b"x" * 41)
     (loss,) = [loss for _ in range(ROUNDS) for loss in dispatcher.run_once().losses]
     assert (loss.kind, loss.begin) == ("rewritten", offset)
@@ -97,8 +95,3 @@ def test_without_skip_missing_it_stops_the_follower(followed, dispatcher):
 def test_segments_that_are_deleted_meanwhile_are_nothing_changed(followed, dispatcher):
     followed.segment(0).unlink()
     assert all(dispatcher.run_once().losses == () for _ in range(ROUNDS))
-
-
-def test_no_fingerprints(followed):
-    made = followed.dispatcher()
-    assert not Scrubber().step(made.fingerprints, 0, ())
