@@ -41,19 +41,24 @@ def one_message(tmp_path, index, **fields):
     middle.
     """
     messages = log(3, **fields)
-    store = tmp_path / "small"
-    after = log(1, 2_000)
-    write_log(store / "commitlog", 2_000, {0: full(messages, 2_000), 2_000: after[0].encode()})
     for one in messages:
         put(index, one)
-    assert SegmentArchiver(index, "s", store / "commitlog").run_once() == 1
-    return store, messages[1]
+    lay_archived(index, tmp_path / "small", *messages, segment_bytes=2_000)
+    return tmp_path / "small", messages[1]
 
 
-def damage(path: Path, at: int, bit: int = 1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= bit
-    path.write_bytes(data)
+def lay(folder: Path, *messages: Message, segment_bytes: int = 20_000) -> Path:
+    """Write a store whose first segment, a closed one, has the messages."""
+    behind = log(1, segment_bytes)[0]
+    first = full(list(messages), segment_bytes)
+    write_log(folder / "commitlog", segment_bytes, {0: first, segment_bytes: behind.encode()})
+    return folder
+
+
+def lay_archived(index, folder: Path, *messages: Message, **how: int) -> RocketmqMessages:
+    """Write such a store and archive it; return its archive as a source."""
+    assert SegmentArchiver(index, "s", lay(folder, *messages, **how) / "commitlog").run_once() == 1
+    return RocketmqMessages(None, index.segment_archive)
 
 
 def asked(index, wanted, source):

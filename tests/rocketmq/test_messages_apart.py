@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.rocketmq.answered import one_message, source_of, stored_bytes
+from tests.rocketmq.answered import lay, one_message, source_of, stored_bytes
 from tests.rocketmq.archived_store import open_index, put, scan
-from tests.rocketmq.messages import full, log, message, write_log
+from tests.rocketmq.messages import NOW_MS, joined, log, message, write_log
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
@@ -14,16 +14,10 @@ def test_keys_of_equal_hash_are_told_apart(tmp_path, storage):
     store = tmp_path / "small"
     messages, offset = [], 0
     for number in range(40):
-        key = ("Aa", "BB")[number % 4 == 3]
-        one = message(
-            offset,
-            topic="T",
-            properties=f"KEYS\x01order-{key}\x02".encode(),
-            store_ms=1_700_000_000_000 + 1000 * number,
-        )
-        messages.append(one)
-        offset += one.size
-    write_log(store / "commitlog", 20_000, {0: b"".join(m.encode() for m in messages)})
+        properties = f"KEYS\x01order-{('Aa', 'BB')[number % 4 == 3]}\x02".encode()
+        messages.append(message(offset, topic="T", properties=properties, store_ms=NOW_MS + 1000 * number))
+        offset += messages[-1].size
+    write_log(store / "commitlog", 20_000, {0: joined(messages)})
     with open_index(tmp_path / "root", storage, preset="rocketmq", items=1_000) as index:
         for one in messages:
             put(index, one)
@@ -58,20 +52,15 @@ def test_an_entry_of_another_topic_is_a_collision(tmp_path, index):
 def test_two_stores_in_one_index_are_told_apart(tmp_path, index):
     stores = []
     for number in range(2):
-        store = tmp_path / f"store{number}"
         messages = log(3, first=10 * number)
-        write_log(store / "commitlog", 2_000, {0: full(messages, 2_000), 2_000: log(1, 2_000)[0].encode()})
+        store = lay(tmp_path / f"store{number}", *messages)
         for one in messages:
             put(index, one)
         assert SegmentArchiver(index, f"broker-{number}", store / "commitlog").run_once() == 1
         stores.append((store, messages))
     for archive_of, (_store, messages) in enumerate(stores):
-        for store, narrowed in (
-            (None, None),
-            (stores[0][0], None),
-            (stores[1][0], None),
-            (None, f"broker-{archive_of}"),
-        ):
+        places = [(None, None), (stores[0][0], None), (stores[1][0], None), (None, f"broker-{archive_of}")]
+        for store, narrowed in places:
             source = RocketmqMessages(store, index.segment_archive, store_name=narrowed)
             for wanted in messages:
                 answer = index.messages(wanted.topic, wanted.uniq_key, source=source)

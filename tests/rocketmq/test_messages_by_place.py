@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from tests.rocketmq.answered import BEGIN_OF_LAST, one_message, same, settled, source_of
-from tests.rocketmq.messages import V6, full, keyed, message, write_log
+from tests.rocketmq.answered import BEGIN_OF_LAST, lay_archived, same, settled, source_of
+from tests.rocketmq.messages import V6, keyed, message, write_log
 from tests.support.stored_messages import compress
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import STORE_V6
 from tiered_index.rocketmq.log.message import show_body
@@ -24,6 +26,7 @@ def test_every_message_by_its_id_local_and_archived(index, store):
             fetched = source.by_msg_id(wanted.offset_msg_id)
             if state == "archived" and wanted.physical_offset >= BEGIN_OF_LAST:
                 assert (fetched.state, fetched.message) == ("missing", None)
+                assert fetched.problem == "no archived segment holds it, and no store directory was given"
                 continue
             assert (fetched.state, fetched.item) == (state, None)
             assert same(fetched, wanted)
@@ -32,18 +35,16 @@ def test_every_message_by_its_id_local_and_archived(index, store):
 
 
 def test_a_large_archived_message_of_unknown_size_takes_two_requests(tmp_path, index, storage):
-    store, wanted = one_message(tmp_path, index)
-    big = message(0, body=bytes(100_000))
-    write_log(tmp_path / "big", 200_000, {0: full([big, keyed(big.size, 1)], 200_000), 200_000: wanted.encode()})
-    SegmentArchiver(index, "big", tmp_path / "big").run_once()
-    source = RocketmqMessages(None, index.segment_archive, store_name="big")
+    big = message(0, body=os.urandom(100_000))
+    source = lay_archived(index, tmp_path / "big", big, keyed(big.size, 1), segment_bytes=200_000)
     source.at(0)  # the table of its segment is known from here on
     before = storage.calls("get_range")
     fetched = source.at(0)
-    assert fetched.message.raw_body == bytes(100_000)
+    assert (fetched.state, fetched.message) == ("archived", big)
     assert storage.calls("get_range") - before == fetched.requests == 2
+    # whole pieces, the first one twice
+    assert fetched.bytes == (1 << 14) + -(-big.size // PIECE_BYTES) * PIECE_BYTES
     assert source.at(big.size).requests == 1
-    assert store.is_dir()
 
 
 def test_ids_of_other_brokers_and_of_no_message(index, store):

@@ -5,14 +5,14 @@ whole.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.answered import BEGIN_OF_LAST, asked, damage, one_message, same, settled, source_of
+from tests.rocketmq.answered import BEGIN_OF_LAST, asked, lay_archived, one_message, same, settled, source_of
 from tests.rocketmq.archived_store import delete_segments, index_log, lies, scan
-from tests.rocketmq.messages import full, log, message, write_log
+from tests.rocketmq.messages import log, message
+from tests.support.damage import flip, flipped
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
@@ -22,7 +22,6 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.storage.base import WrapperStorage
 
 
 def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
@@ -33,7 +32,7 @@ def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
     local = RocketmqMessages(store)
     unchecked = []
     for at in range(wanted.physical_offset, wanted.physical_offset + wanted.size):
-        damage(path, at)
+        flip(path, at)
         answer = index.messages(wanted.topic, wanted.uniq_key, source=local)
         path.write_bytes(whole)
         if answer.collisions:  # a topic or key that is another one now
@@ -67,13 +66,11 @@ def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, stor
     for _ in range(12):
         kept = {segment.name: storage.get(segment.name) for segment in index.archived()}
         half = chosen.sample(index.archived(), 3)
-        flipped = {segment.start: chosen.randrange(segment.size_bytes) for segment in half}
+        places = {segment.start: chosen.randrange(segment.size_bytes) for segment in half}
         for segment in half:
-            changed = bytearray(kept[segment.name])
-            changed[flipped[segment.start]] ^= 1 << chosen.randrange(8)
-            storage.put(segment.name, bytes(changed))
+            storage.put(segment.name, flipped(kept[segment.name], places[segment.start], 1 << chosen.randrange(8)))
         source = RocketmqMessages(None, SegmentArchive(storage, lambda: index.log_state, lambda: index.log_state))
-        for start, at in flipped.items():
+        for start, at in places.items():
             near = min(keyed, key=lambda offset: abs(offset - start - at))
             sample = [keyed[near], *chosen.sample(sorted(keyed.values()), 3)]
             for wanted in sample:
@@ -100,36 +97,24 @@ def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, stor
 def test_damage_hides_no_more_than_its_piece(tmp_path, index, storage):
     """What lies in other pieces is answered, and a bit that was wrong on its way only is read again."""
     messages = log(400)
-    write_log(tmp_path / "log", 100_000, {0: full(messages, 100_000), 100_000: log(1, 100_000)[0].encode()})
-    assert SegmentArchiver(index, "s", tmp_path / "log").run_once() == 1
+    source = lay_archived(index, tmp_path / "laid", *messages, segment_bytes=100_000)
     (segment,) = index.archived()
     whole = storage.get(segment.name)
-    changed = bytearray(whole)
-    changed[PIECE_BYTES + 100] ^= 1
-    storage.put(segment.name, bytes(changed))
-    source = RocketmqMessages(None, index.segment_archive)
+    storage.put(segment.name, flipped(whole, PIECE_BYTES + 100))
     found = [source.at(m.physical_offset) for m in messages]
     bad = [m for m, one in zip(messages, found, strict=True) if one.message is None]
     piece = range(PIECE_BYTES, 2 * PIECE_BYTES)
     assert bad == [m for m in messages if m.physical_offset < piece.stop and m.physical_offset + m.size > piece.start]
-    flaky = replace(index.segment_archive, storage=_Flaky(storage, iter([bytes(changed), whole])))
-    assert same(RocketmqMessages(None, flaky).at(bad[1].physical_offset), bad[1])
-
-
-class _Flaky(WrapperStorage):
-    """Gives ranges of one version of the bytes after the other."""
-
-    def __init__(self, inner, versions):
-        super().__init__(inner)
-        self._versions = versions
-
-    def get_range(self, name, start, length):
-        return next(self._versions)[start : start + length]
+    storage.put(segment.name, whole)
+    storage.corrupt("get_range")
+    before = storage.calls("get_range")
+    assert same(source.at(bad[1].physical_offset), bad[1])
+    assert storage.calls("get_range") - before == 2
 
 
 def test_a_body_whose_crc_is_wrong_is_missing_locally_and_archived_where_the_copy_is_whole(tmp_path, index):
     store, wanted = one_message(tmp_path, index)
-    damage(store / "commitlog" / segment_name(0), wanted.physical_offset + wanted.encode().index(b"body"))
+    flip(store / "commitlog" / segment_name(0), wanted.physical_offset + wanted.encode().index(b"body"))
     fetched = asked(index, wanted, RocketmqMessages(store))
     assert (fetched.state, fetched.message) == ("missing", None)
     assert "the body contradicts its CRC" in fetched.problem
@@ -138,18 +123,6 @@ def test_a_body_whose_crc_is_wrong_is_missing_locally_and_archived_where_the_cop
     assert fetched.state == "archived"
     assert same(fetched, wanted)
     assert "the body contradicts its CRC" in fetched.problem  # why it did not come from the store
-
-
-def test_a_damaged_archived_segment_is_missing_with_its_reason(tmp_path, index, storage):
-    store, wanted = one_message(tmp_path, index)
-    (segment,) = index.archived()
-    data = bytearray(storage.get(segment.name))
-    data[wanted.physical_offset + wanted.encode().index(b"body")] ^= 4
-    storage.put(segment.name, bytes(data))
-    delete_segments(store, 2_000)
-    fetched = asked(index, wanted, source_of(index, store))
-    assert (fetched.state, fetched.message, fetched.read_from) == ("missing", None, segment.name)
-    assert f"{segment.name}: a piece of an archived segment does not match its CRC32" in fetched.problem
 
 
 @pytest.mark.parametrize("change", ["cut", "gone"])

@@ -4,21 +4,20 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
-from tests.rocketmq.answered import stored_bytes
+from tests.rocketmq.answered import lay, lay_archived, source_of, stored_bytes
 from tests.rocketmq.archived_store import put
-from tests.rocketmq.messages import NOW_MS, full, log, message, write_log
+from tests.rocketmq.messages import NOW_MS, message
 from tiered_index import Fetched, IndexService
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-SEGMENT = 20_000
 PAGES = [1, 2, 3, 5, 7, 64]
 KEY = "order-4711"
 PROPERTIES = f"KEYS\x01{KEY}\x02".encode()
@@ -45,6 +44,10 @@ def pages(index, source, max_count, **options) -> list[Fetched]:
             return found
         assert len(answer) == max_count
     raise AssertionError("no end")
+
+
+def encoded(found: Iterable[Fetched]) -> list[bytes | None]:
+    return [one.message.encode() if one.message else None for one in found]
 
 
 def order(fetched: Fetched) -> tuple[int, int, int]:
@@ -103,23 +106,17 @@ class Rewritten:
 def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_pages(tmp_path, index, seed, state):
     random = Random(seed)
     made = Rewritten.make(random, index)
-    folder = tmp_path / "laid"
-    write_log(folder / "commitlog", SEGMENT, {0: full(made.live, SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
-    source = RocketmqMessages(folder)
+    source = RocketmqMessages(lay(tmp_path / "laid", *made.live))
     if state == "archived":
-        assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
-        source = RocketmqMessages(None, index.segment_archive)
+        source = lay_archived(index, tmp_path / "laid", *made.live)
     for begin, end in [(-100, 100), (0, 12), (random.randint(-20, 5), random.randint(6, 40)), (13, 60)]:
         expected = made.expected(NOW_S + begin, NOW_S + end)
         for size in PAGES:
             allow_partial = random.random() < 0.5
             asked = {"begin_ms": NOW_MS + 1000 * begin, "end_ms": NOW_MS + 1000 * end, "allow_partial": allow_partial}
             found = pages(index, source, size, **asked)
-            assert [one.message.encode() for one in found if one.message] == [one.encode() for one in expected], (
-                begin,
-                end,
-                size,
-            )
+            whole = encoded(one for one in found if one.message)
+            assert whole == [one.encode() for one in expected], (begin, end, size)
             assert [order(one) for one in found] == sorted({order(one) for one in found})
             # listed as missing: only what lies in a place of which no message is answered
             answered = {one.physical_offset for one in expected}
@@ -137,12 +134,8 @@ def test_a_tail_written_anew_is_answered_once(tmp_path, index, max_count, late_s
     now = [there(number * size, 1_000 + number + late_s) for number in range(3, 9)]
     for one in (*first, *before, *now):
         put(index, one)
-    folder = tmp_path / "laid"
-    write_log(folder / "commitlog", SEGMENT, {0: full([*first, *now], SEGMENT)})
-    found = pages(index, RocketmqMessages(folder), max_count)
-    assert [one.message.encode() if one.message else None for one in found] == [
-        one.encode() for one in reversed([*first, *now])
-    ]
+    found = pages(index, RocketmqMessages(lay(tmp_path / "laid", *first, *now)), max_count)
+    assert encoded(found) == [one.encode() for one in reversed([*first, *now])]
     assert [one.problem for one in found] == [None] * 9
 
 
@@ -153,14 +146,9 @@ def test_an_entry_whose_message_is_archived_does_not_hide_the_one_that_lies_ther
     now = [there(number * size, number) for number in range(3)]
     for one in (*before, *now):
         put(index, one)
-    folder = tmp_path / "laid"
-    write_log(folder / "commitlog", SEGMENT, {0: full(before, SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
-    assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
-    write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
-    found = pages(index, RocketmqMessages(folder, index.segment_archive), max_count)
-    assert [one.message.encode() for one in found if one.message] == [
-        one.encode() for one in (*before[::-1], *now[::-1])
-    ]
+    lay_archived(index, tmp_path / "laid", *before)
+    found = pages(index, source_of(index, lay(tmp_path / "laid", *now)), max_count)
+    assert encoded(found) == [one.encode() for one in (*before[::-1], *now[::-1])]
     assert [one.state for one in found] == ["archived"] * 3 + ["local"] * 3
 
 
@@ -174,11 +162,8 @@ def test_a_page_that_is_full_in_the_middle_of_a_batch_ends_there(tmp_path, index
     now = [there(0, 50), there(size, 40), there(2 * size, 30, **other), there(3 * size, 20)]
     for one in (before, *now):
         put(index, one, [KEY])
-    folder = tmp_path / "laid"
-    write_log(folder / "commitlog", SEGMENT, {0: full([before], SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
-    assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
-    write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
-    source = RocketmqMessages(folder, index.segment_archive)
+    lay_archived(index, tmp_path / "laid", before)
+    source = source_of(index, lay(tmp_path / "laid", *now))
     for max_count in PAGES:
         found, collisions, cursor = [], 0, None
         for _ in range(10):
@@ -196,31 +181,21 @@ def test_a_hidden_entry_further_down_its_page_is_answered_there(tmp_path, index)
     """After two entries of another key the index is asked for more than are wanted."""
     size = there(0, 0).size
     other = {"properties": b"KEYS\x01order-4712\x02"}
-    now = [
-        there(0, 110, **other),
-        there(size, 109, **other),
-        there(2 * size, 50),
-        there(3 * size, 90),
-        there(4 * size, 10),
-    ]
+    now = [there(number * size, second) for number, second in enumerate((110, 109, 50, 90, 10))]
+    now[:2] = [there(number * size, 110 - number, **other) for number in range(2)]
     for one in (*now, there(2 * size, 100)):
         put(index, one, [KEY])
-    folder = tmp_path / "laid"
-    write_log(folder / "commitlog", SEGMENT, {0: full(now, SEGMENT)})
-    found = pages(index, RocketmqMessages(folder), 2)
-    assert [one.message.encode() for one in found if one.message] == [now[3].encode(), now[2].encode(), now[4].encode()]
+    found = pages(index, RocketmqMessages(lay(tmp_path / "laid", *now)), 2)
+    assert encoded(one for one in found if one.message) == [one.encode() for one in (now[3], now[2], now[4])]
 
 
 @pytest.mark.parametrize("store_ms", [0, MAX_TIMESTAMP_MS])
 def test_the_first_and_the_last_time_there_are_can_be_asked_for(tmp_path, index, store_ms):
     put(index, there(0, 0))
-    folder = tmp_path / "laid"
     now = there(0, 0, store_ms=store_ms)
-    write_log(folder / "commitlog", SEGMENT, {0: full([now], SEGMENT)})
-    (fetched,) = pages(index, RocketmqMessages(folder), 3)
+    source = RocketmqMessages(lay(tmp_path / "laid", now))
+    (fetched,) = pages(index, source, 3)
     assert (fetched.state, fetched.message) == ("missing", None)
     assert "another message is there" in (fetched.problem or "")
     index.put("TopicA", 1, KEY, 0, now.size, store_ms)
-    assert [one.message.encode() if one.message else None for one in pages(index, RocketmqMessages(folder), 3)] == [
-        now.encode()
-    ]
+    assert encoded(pages(index, source, 3)) == [now.encode()]

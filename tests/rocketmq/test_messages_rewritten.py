@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rocketmq.answered import source_of, stored_bytes
+from tests.rocketmq.answered import lay, lay_archived, source_of, stored_bytes
 from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import Followed, cut_log, rounds
-from tests.rocketmq.messages import NOW_MS, full, log, message, write_log
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tests.rocketmq.messages import NOW_MS, message
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 
-SEGMENT = 2_000
 KEY = "order-4711"
 PROPERTIES = f"KEYS\x01{KEY}\x02".encode()
 
@@ -38,31 +36,25 @@ def place(request, tmp_path, index):
     segment's.
     """
 
-    def lay(*messages: Message):
-        folder = tmp_path / "laid"
-        behind = log(1, SEGMENT)
-        write_log(folder / "commitlog", SEGMENT, {0: full(list(messages), SEGMENT), SEGMENT: behind[0].encode()})
+    def laid(*messages: Message):
         if request.param == "local":
-            return RocketmqMessages(folder)
-        assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
-        return RocketmqMessages(None, index.segment_archive)
+            return RocketmqMessages(lay(tmp_path / "laid", *messages))
+        return lay_archived(index, tmp_path / "laid", *messages)
 
-    return lay
+    return laid
 
 
 @pytest.mark.parametrize("body", [b"body", b"", b"a longer body " * 9])
 @pytest.mark.parametrize("late_s", [1, 2, 3_000])
 def test_the_message_of_an_earlier_time_is_found(index, place, late_s, body):
-    first, now = there(0, 0), None
+    first = there(0, 0)
     now = there(first.size, -late_s - 5, body)
     before = there(first.size, late_s)
     entries(index, first, before, now)
     answer = ask(index, place(first, now))
     assert stored_bytes(answer) == [first.encode(), now.encode()]  # in answer order
-    assert [fetched.item.timestamp_ms // 1000 for fetched in answer.messages] == [
-        first.store_ms // 1000,
-        now.store_ms // 1000,
-    ]
+    seconds = [fetched.item.timestamp_ms // 1000 for fetched in answer.messages]
+    assert seconds == [first.store_ms // 1000, now.store_ms // 1000]
     assert (answer.status, answer.collisions) == ("complete", 0)
 
 
@@ -97,11 +89,8 @@ def test_another_size_in_the_same_second_is_found_with_a_word(index, place):
 def test_an_archived_copy_that_agrees_comes_before_a_local_one_that_does_not(tmp_path, index):
     before, now = there(0, 0, b"long body"), there(0, 0)
     put(index, before)
-    folder = tmp_path / "laid"
-    write_log(folder / "commitlog", SEGMENT, {0: full([before], SEGMENT), SEGMENT: log(1, SEGMENT)[0].encode()})
-    assert SegmentArchiver(index, "s", folder / "commitlog").run_once() == 1
-    write_log(folder / "commitlog", SEGMENT, {0: full([now], SEGMENT)})
-    (fetched,) = ask(index, source_of(index, folder)).messages
+    lay_archived(index, tmp_path / "laid", before)
+    (fetched,) = ask(index, source_of(index, lay(tmp_path / "laid", now))).messages
     assert (fetched.state, fetched.message.encode()) == ("archived", before.encode())
 
 
@@ -110,23 +99,6 @@ def test_messages_of_other_keys_and_queues_are_not_taken_for_it(index, place):
     other = message(0, properties=b"KEYS\x01order-4712\x02", store_ms=NOW_MS)
     (fetched,) = ask(index, place(other)).messages
     assert (fetched.state, fetched.message) == ("missing", None)
-
-
-@pytest.mark.parametrize("max_count", [1, 2, 3])
-def test_pages_have_it_and_everything_else(index, place, max_count):
-    messages = [there(0, 10)]
-    for number in range(1, 4):
-        messages.append(there(messages[-1].size * number, 10 - number))
-    rewritten = there(messages[2].physical_offset, 30)
-    entries(index, *messages, rewritten)
-    source, found, cursor = place(*messages), [], None
-    for _ in range(10):
-        answer = ask(index, source, max_count=max_count, cursor=cursor)
-        found += stored_bytes(answer)
-        assert len(answer) <= max_count
-        if (cursor := answer.cursor) is None:
-            break
-    assert set(found) == {one.encode() for one in messages}
 
 
 def test_a_tail_that_was_rewritten_under_a_clock_that_was_set_back(tmp_path):

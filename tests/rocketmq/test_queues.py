@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.damage import flipped
 from tests.support.store_writer import pack_entry
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.rocketmq.log.segments import segment_name
@@ -96,9 +97,7 @@ def test_bytes_of_half_an_entry_are_left_out():
 
 def test_a_negative_offset_is_damage(queue):
     path = queue.folder / segment_name(FILE_BYTES)
-    data = bytearray(path.read_bytes())
-    data[2 * ENTRY_BYTES] = 0xFF
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes(), 2 * ENTRY_BYTES, 0xFF))
     with pytest.raises(CorruptFile, match="negative offset") as caught:
         queue.read()
     assert (caught.value.file, caught.value.offset) == (str(path), 2 * ENTRY_BYTES)
