@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from itertools import count
 from typing import Any
 
+from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import JSON, Command, decode_frame, encode_frame
 from tiered_index.rocketmq.remoting.server import RemotingServer
 
+BEGIN, END, STATS, PULL = 31, 30, 202, 11
+HERE = Host("127.0.0.1", 10911)
 FOREVER = {"beginTimestamp": "0", "endTimestamp": "9223372036854775807"}
 
 
@@ -82,3 +87,52 @@ def records(body: bytes) -> list[Message]:
         found.append(decode_message(body, at))
         at += found[-1].size
     return found
+
+
+def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a coroutine function as the test that it is."""
+
+    @functools.wraps(test)
+    def body(*given: Any, **named: Any) -> None:
+        asyncio.run(test(*given, **named))
+
+    return body
+
+
+# without a connection
+
+
+def ask(broker: ReadOnlyBroker, code: int, topic: str, queue_id: int = 0, sees: Any = None, **fields: str) -> Command:
+    request = Command(code=code, fields={"topic": topic, "queueId": str(queue_id), **fields})
+    return broker.answer_at_once(request, HERE) or broker.look_up(request, HERE, sees)
+
+
+def pull(
+    broker: ReadOnlyBroker, topic: str, queue_id: int, offset: int, most: int = 32, sees: Any = None, **more: str
+) -> Command:
+    fields = {"queueOffset": str(offset), "maxMsgNums": str(most), "sysFlag": "4", "subscription": "*", **more}
+    return ask(broker, PULL, topic, queue_id, sees, **fields)
+
+
+def ends(broker: ReadOnlyBroker, topic: str, queue_id: int) -> tuple[int, ...]:
+    answers = [ask(broker, code, topic, queue_id) for code in (BEGIN, END)]
+    assert {answer.code for answer in answers} == {0}, answers
+    return tuple(int(answer.fields["offset"]) for answer in answers)
+
+
+def pulled(
+    broker: ReadOnlyBroker, topic: str, queue_id: int, begin: int, end: int, most: int = 32
+) -> tuple[list[Message], list[int]]:
+    """Return the messages of a queue, page by page, and the offsets at which pages were empty."""
+    found: list[Message] = []
+    empty, at = [], begin
+    while at < end:
+        answer = pull(broker, topic, queue_id, at, most)
+        assert answer.code in (0, 20, 21), answer
+        page = records(answer.body)
+        empty += [] if page else [at]
+        following = int(answer.fields["nextBeginOffset"])
+        assert following > at
+        assert all(at <= m.queue_offset < following for m in page)
+        found, at = found + page, following
+    return found, empty

@@ -17,8 +17,25 @@ import pytest
 from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, index_log, lookups, put, scan
-from tests.rocketmq.remoting_client import FOREVER, Client, by_key, by_unique_key, records
+from tests.rocketmq.followed import put_message
+from tests.rocketmq.remoting_client import (
+    BEGIN,
+    END,
+    FOREVER,
+    HERE,
+    PULL,
+    STATS,
+    Client,
+    ask,
+    by_key,
+    by_unique_key,
+    ends,
+    pull,
+    records,
+    run,
+)
 from tests.rocketmq.test_remoting_frames import KEYS, SECRET
+from tests.support.damage import flip_object, flipped
 from tests.support.model import ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
@@ -56,6 +73,12 @@ async def client_of(index, *, host="127.0.0.1", keys=None, **settings):
             yield client
 
 
+async def signed(client, code, **fields):
+    """Ask with the key of some topics."""
+    command = Command(code=code, fields={"AccessKey": "pay", **fields})
+    return await client.ask(code, {**command.fields, "Signature": signature(command, SECRET)})
+
+
 @pytest.fixture
 def messages(index, store) -> list[Message]:
     """The golden store's, indexed and archived but for the last segment."""
@@ -91,37 +114,34 @@ def _wanted(messages: list[Message], fields: dict[str, str]) -> list[Message]:
     return [m for m in scan(messages, topic, key) if begin_s <= m.store_ms // 1000 <= end_s][:most]
 
 
-def test_recorded_requests_get_the_recorded_responses(index, store, messages):
+@run
+async def test_recorded_requests_get_the_recorded_responses(index, store, messages):
     """Each golden request, in its own serialisation, over one connection; the opaque is the one of the responses."""
     exact, same, others = set(), set(), set()
-
-    async def ask():
-        async with client_of(index, store=store, **GOLDEN) as client:
-            for name in golden_frames.requests():
-                golden = golden_frames.frames()[name]
-                request = replace(decode_frame(golden["frame"][4:]), opaque=4660)
-                await client.send(request)
-                frame = await client.receive_frame()
-                found = decode_frame(frame[4:])
-                answer = golden["answeredWith"].split(".")[1]
-                if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and "Group" in request.fields["topic"]:
-                    answer = "route_none"  # no group has a topic of its own here
-                if answer in EXACT:
-                    assert frame == encode_frame(_recorded(EXACT[answer], request)), name
-                    exact.add(answer)
-                elif request.code == QUERY:
-                    wanted = _wanted(messages, request.fields)
-                    recorded = _recorded("query_order0" if wanted else "query_none", request)
-                    assert (found.code, found.remark) == (recorded.code, recorded.remark), name
-                    assert found.fields.keys() == recorded.fields.keys()
-                    assert found.body == b"".join(m.encode() for m in wanted), name
-                    if answer in SAME_RECORDS:
-                        assert set(records(_recorded(answer, request).body)) <= set(wanted), name
-                        same.add(answer)
-                else:
-                    others.add((answer, found.code))
-
-    asyncio.run(ask())
+    async with client_of(index, store=store, **GOLDEN) as client:
+        for name in golden_frames.requests():
+            golden = golden_frames.frames()[name]
+            request = replace(decode_frame(golden["frame"][4:]), opaque=4660)
+            await client.send(request)
+            frame = await client.receive_frame()
+            found = decode_frame(frame[4:])
+            answer = golden["answeredWith"].split(".")[1]
+            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and "Group" in request.fields["topic"]:
+                answer = "route_none"  # no group has a topic of its own here
+            if answer in EXACT:
+                assert frame == encode_frame(_recorded(EXACT[answer], request)), name
+                exact.add(answer)
+            elif request.code == QUERY:
+                wanted = _wanted(messages, request.fields)
+                recorded = _recorded("query_order0" if wanted else "query_none", request)
+                assert (found.code, found.remark) == (recorded.code, recorded.remark), name
+                assert found.fields.keys() == recorded.fields.keys()
+                assert found.body == b"".join(m.encode() for m in wanted), name
+                if answer in SAME_RECORDS:
+                    assert set(records(_recorded(answer, request).body)) <= set(wanted), name
+                    same.add(answer)
+            else:
+                others.add((answer, found.code))
     assert exact == EXACT.keys()
     assert same == SAME_RECORDS
     # records that are in no store of the test's, lists of other topics and brokers, and a pull
@@ -131,31 +151,27 @@ def test_recorded_requests_get_the_recorded_responses(index, store, messages):
     }
 
 
-def test_lists_of_a_name_server(index, messages):
-    async def ask():
-        async with client_of(index, **GOLDEN) as client:
-            for serialisation in (JSON, BINARY):
-                topics = await client.ask(206, serialisation=serialisation)
-                assert json.loads(topics.body) == {"topicList": sorted({m.topic for m in messages if m.index_keys})}
-                cluster = json.loads((await client.ask(106, serialisation=serialisation)).body)
-                broker = {"brokerAddrs": {"0": "127.0.0.1:10911"}, "brokerName": "broker-a", "cluster": "ArchiveA"}
-                assert cluster == {
-                    "brokerAddrTable": {"broker-a": {**broker, "enableActingMaster": False}},
-                    "clusterAddrTable": {"ArchiveA": ["broker-a"]},
-                }
-                runtime = json.loads((await client.ask(28, serialisation=serialisation)).body)
-                assert runtime["table"]["brokerVersionDesc"].startswith("tiered-index ")
-                # as mqadmin's clusterList and the Dashboard's collector take them apart
-                assert float(runtime["table"]["getTotalTps"].split(" ")[0]) == int(
-                    runtime["table"]["msgGetTotalTodayNow"]
-                )
-                configs = json.loads((await client.ask(21, {"topicSeq": "0"}, serialisation=serialisation)).body)
-                assert sorted(configs["topicConfigTable"]) == json.loads(topics.body)["topicList"]
-                assert {
-                    (name == one["topicName"], one["perm"]) for name, one in configs["topicConfigTable"].items()
-                } == {(True, 4)}
-
-    asyncio.run(ask())
+@run
+async def test_lists_of_a_name_server(index, messages):
+    async with client_of(index, **GOLDEN) as client:
+        for serialisation in (JSON, BINARY):
+            topics = await client.ask(206, serialisation=serialisation)
+            assert json.loads(topics.body) == {"topicList": sorted({m.topic for m in messages if m.index_keys})}
+            cluster = json.loads((await client.ask(106, serialisation=serialisation)).body)
+            broker = {"brokerAddrs": {"0": "127.0.0.1:10911"}, "brokerName": "broker-a", "cluster": "ArchiveA"}
+            assert cluster == {
+                "brokerAddrTable": {"broker-a": {**broker, "enableActingMaster": False}},
+                "clusterAddrTable": {"ArchiveA": ["broker-a"]},
+            }
+            runtime = json.loads((await client.ask(28, serialisation=serialisation)).body)
+            assert runtime["table"]["brokerVersionDesc"].startswith("tiered-index ")
+            # as mqadmin's clusterList and the Dashboard's collector take them apart
+            assert float(runtime["table"]["getTotalTps"].split(" ")[0]) == int(runtime["table"]["msgGetTotalTodayNow"])
+            configs = json.loads((await client.ask(21, {"topicSeq": "0"}, serialisation=serialisation)).body)
+            assert sorted(configs["topicConfigTable"]) == json.loads(topics.body)["topicList"]
+            assert {(name == one["topicName"], one["perm"]) for name, one in configs["topicConfigTable"].items()} == {
+                (True, 4)
+            }
 
 
 def test_a_route_leads_to_where_it_was_asked_for(index, messages):
@@ -170,159 +186,107 @@ def test_a_route_leads_to_where_it_was_asked_for(index, messages):
 
 
 @pytest.mark.parametrize("serialisation", [JSON, BINARY])
-def test_every_key_of_a_deleted_store_comes_from_the_archive(index, store, storage, messages, serialisation, caplog):
+@run
+async def test_every_key_of_a_deleted_store_comes_from_the_archive(index, storage, messages, serialisation, caplog):
     """A reader of the storage alone, all keys in flight at once, answers as the reference model and a scan do."""
     model = ReferenceModel()
     for m in messages:
-        if m.is_visible and m.index_keys:
-            model.put(m.topic, m.queue_id, m.index_keys, m.physical_offset, m.size, m.store_ms)
+        put_message(model, m)
     lookup_of = dict(enumerate(lookups(messages)))
     remarks = set()
-
-    async def ask():
-        with IndexReader.open(storage_backend=storage) as reader:
-            async with client_of(reader) as client:
-                asked = [
-                    Command(code=QUERY, opaque=n, fields=by_key(*lookup, 32), serialisation=serialisation)
-                    for n, lookup in lookup_of.items()
-                ]
-                sending = asyncio.create_task(client.send(*asked))
-                answers = [await client.receive() for _ in asked]
-                await sending
-        assert sorted(answer.opaque for answer in answers) == list(lookup_of)
-        for answer in answers:
-            topic, key = lookup_of[answer.opaque]
-            entries = model.query(topic, key, max_count=32)
-            wanted = [m for m in scan(messages, topic, key)[:32] if m.physical_offset < BEGIN_OF_LAST]
-            assert [m.encode() for m in records(answer.body)] == [m.encode() for m in wanted]
-            assert [e.offset for e in entries if e.offset < BEGIN_OF_LAST] == [m.physical_offset for m in wanted]
-            assert answer.code == (0 if wanted else 22)
-            lacking = len(entries) - len(wanted)
-            told = f"{lacking} of {len(entries)} messages are not available: {lacking} missing" if lacking else None
-            assert answer.remark == told
-            remarks.add(told is None)
-
-    asyncio.run(ask())
+    newest = max(m.store_ms for m in messages if m.is_visible and m.index_keys) // 1000 * 1000
+    with IndexReader.open(storage_backend=storage) as reader:
+        async with client_of(reader) as client:
+            asked = [
+                Command(code=QUERY, opaque=n, fields=by_key(*lookup, 32), serialisation=serialisation)
+                for n, lookup in lookup_of.items()
+            ]
+            sending = asyncio.create_task(client.send(*asked))
+            answers = [await client.receive() for _ in asked]
+            await sending
+    assert sorted(answer.opaque for answer in answers) == list(lookup_of)
+    for answer in answers:
+        topic, key = lookup_of[answer.opaque]
+        entries = model.query(topic, key, max_count=32)
+        wanted = [m for m in scan(messages, topic, key)[:32] if m.physical_offset < BEGIN_OF_LAST]
+        assert [m.encode() for m in records(answer.body)] == [m.encode() for m in wanted]
+        assert [e.offset for e in entries if e.offset < BEGIN_OF_LAST] == [m.physical_offset for m in wanted]
+        assert answer.code == (0 if wanted else 22)
+        assert answer.fields == {"indexLastUpdateTimestamp": f"{newest}", "indexLastUpdatePhyoffset": "0"}
+        lacking = len(entries) - len(wanted)
+        told = f"{lacking} of {len(entries)} messages are not available: {lacking} missing" if lacking else None
+        assert answer.remark == told
+        remarks.add(told is None)
     assert remarks == {True, False}
     assert "no archived segment holds it" in caplog.text
 
 
-def test_a_written_store_that_its_broker_deleted(tmp_path, index, storage):
-    """The story of it all: a store is written, indexed, archived and deleted, and tools find every message."""
-    with StoreWriter(tmp_path / "written", segment_bytes=4096) as writer:
-        for n in range(40):
-            keys = [f"order-{n}", f"customer-{n % 5}"]
-            writer.put("orders", n % 4, b"paid", keys=keys, uniq_key=f"{n:032X}", store_ms=1_700_000_000_000 + n * 1000)
-    messages = settled(index, tmp_path / "written")
-    kept = [m for m in messages if m.physical_offset < 4096]
-    assert 20 < len(kept) < len(messages) == 40
-    delete_segments(tmp_path / "written", 10**6)
-    host = messages[0].store_host
-
-    async def ask():
-        with IndexReader.open(storage_backend=storage) as reader:
-            async with client_of(reader) as client:
-                assert json.loads((await client.ask(206)).body) == {"topicList": ["orders"]}
-                for m in kept:
-                    n = messages.index(m)
-                    found = [await client.ask(QUERY, by_key("orders", f"order-{n}"))]
-                    found.append(await client.ask(QUERY, by_unique_key("orders", m.uniq_key)))
-                    found.append(await client.ask(VIEW, {"offset": str(m.physical_offset), "topic": "orders"}))
-                    assert [one.body for one in found] == [m.encode()] * 3
-                    assert found[0].fields == {
-                        "indexLastUpdateTimestamp": str(messages[-1].store_ms),
-                        "indexLastUpdatePhyoffset": "0",
-                    }
-                several = records((await client.ask(QUERY, by_key("orders", "customer-0", 3))).body)
-                own = [m for m in reversed(messages) if "customer-0" in m.index_keys][:3]
-                assert several == [m for m in own if m in kept]
-
-    assert host == Host("127.0.0.1", 10911)
-    asyncio.run(ask())
-
-
-def test_times_are_as_tools_give_them(index, store, messages):
+@run
+async def test_times_are_as_tools_give_them(index, store, messages):
     topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
     found = scan(messages, topic, key)
     inner = [m for m in found if m.store_ms // 1000 == found[0].store_ms // 1000]
     least, greatest = str(-(2**63)), str(2**63 - 1)
     second = found[0].store_ms // 1000 * 1000
-
-    async def ask():
-        async with client_of(index, store=store) as client:
-            for begin, end, wanted in (
-                ("0", greatest, found),
-                (least, greatest, found),
-                (str(second), str(second + 999), inner),
-                (str(second), greatest, inner),
-                (greatest, greatest, []),
-                ("0", "-1", []),
-                (greatest, "0", []),
-                (str(second + 1000), str(second), []),
-            ):
-                fields = by_key(topic, key, 1000, beginTimestamp=begin, endTimestamp=end)
-                answer = await client.ask(QUERY, fields)
-                assert (answer.code, records(answer.body)) == (0 if wanted else 22, wanted), (begin, end)
-                assert answer.remark == (None if wanted else "can not find message, maybe time range not correct")
-            for most, number in (("-1", 0), ("0", 0), ("1", 1), ("3", 3), ("9999999", len(found))):
-                answer = await client.ask(QUERY, by_key(topic, key) | {"maxNum": most})
-                assert records(answer.body) == found[:number]
-
+    async with client_of(index, store=store) as client:
+        for begin, end, wanted in (
+            ("0", greatest, found),
+            (least, greatest, found),
+            (str(second), str(second + 999), inner),
+            (str(second), greatest, inner),
+            (greatest, greatest, []),
+            ("0", "-1", []),
+            (greatest, "0", []),
+            (str(second + 1000), str(second), []),
+        ):
+            fields = by_key(topic, key, 1000, beginTimestamp=begin, endTimestamp=end)
+            answer = await client.ask(QUERY, fields)
+            assert (answer.code, records(answer.body)) == (0 if wanted else 22, wanted), (begin, end)
+            assert answer.remark == (None if wanted else "can not find message, maybe time range not correct")
+        for most, number in (("-1", 0), ("0", 0), ("1", 1), ("3", 3), ("9999999", len(found))):
+            answer = await client.ask(QUERY, by_key(topic, key) | {"maxNum": most})
+            assert records(answer.body) == found[:number]
     assert len(found) > 3
-    asyncio.run(ask())
 
 
-def test_a_unique_key_is_found_whenever_it_was_stored(index, store, messages):
+@run
+async def test_a_unique_key_is_found_whenever_it_was_stored(index, store, messages):
     """`viewMessage` begins three days ago, since a broker has no older messages."""
     wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.index_keys[1:])
     late = {"beginTimestamp": str(wanted.store_ms + 86_400_000), "endTimestamp": FOREVER["endTimestamp"]}
-
-    async def ask():
-        async with client_of(index, store=store) as client:
-            found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.uniq_key, **late))
-            assert records(found.body) == [wanted]
-            # a key of several is no unique key, and a key's begin counts
-            key = wanted.index_keys[1]
-            assert (await client.ask(QUERY, by_unique_key(wanted.topic, key))).code == 22
-            assert (await client.ask(QUERY, by_key(wanted.topic, key, **late))).code == 22
-            assert (await client.ask(QUERY, by_key(wanted.topic, key))).code == 0
-
-    asyncio.run(ask())
+    async with client_of(index, store=store) as client:
+        found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.uniq_key, **late))
+        assert records(found.body) == [wanted]
+        # a key of several is no unique key, and a key's begin counts
+        key = wanted.index_keys[1]
+        assert (await client.ask(QUERY, by_unique_key(wanted.topic, key))).code == 22
+        assert (await client.ask(QUERY, by_key(wanted.topic, key, **late))).code == 22
+        assert (await client.ask(QUERY, by_key(wanted.topic, key))).code == 0
 
 
-def test_newer_clients_say_what_kind_of_key_it_is(index, store, messages):
+@run
+async def test_newer_clients_say_what_kind_of_key_it_is(index, store, messages):
     wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.tags and m.index_keys[1:])
     put(index, wanted, [tag_key(wanted.tags)])
-
-    async def ask():
-        async with client_of(index, store=store) as client:
-            for kind, key in (("K", wanted.index_keys[1]), ("U", wanted.uniq_key), ("T", wanted.tags)):
-                fields = by_key(wanted.topic, key, indexType=kind)
-                assert wanted in records((await client.ask(QUERY, fields)).body)
-                none = by_key(wanted.topic, key, indexType={"K": "U", "U": "T", "T": "K"}[kind])
-                assert (await client.ask(QUERY, none)).code == 22
-
-    asyncio.run(ask())
+    async with client_of(index, store=store) as client:
+        for kind, key in (("K", wanted.index_keys[1]), ("U", wanted.uniq_key), ("T", wanted.tags)):
+            fields = by_key(wanted.topic, key, indexType=kind)
+            assert wanted in records((await client.ask(QUERY, fields)).body)
+            none = by_key(wanted.topic, key, indexType={"K": "U", "U": "T", "T": "K"}[kind])
+            assert (await client.ask(QUERY, none)).code == 22
 
 
-def test_an_offset_id_asked_for_as_a_unique_key(index, store, messages):
+@run
+async def test_an_offset_id_asked_for_as_a_unique_key(index, store, messages):
     """What tools do where the host in the id is gone; clients keep it where the message has no unique key."""
     wanted = next(m for m in messages if m.is_visible and not m.uniq_key)
     elsewhere = wanted.offset_msg_id.replace("7F000001", "7F000002")
-
-    async def ask():
-        async with client_of(index, store=store) as client:
-            found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.offset_msg_id))
-            assert records(found.body) == [wanted]
-            for topic, key in (
-                ("TopicPay", wanted.offset_msg_id),
-                (wanted.topic, elsewhere),
-                (wanted.topic, "FF" * 16),
-            ):
-                assert (await client.ask(QUERY, by_unique_key(topic, key))).code == 22
-
+    async with client_of(index, store=store) as client:
+        found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.offset_msg_id))
+        assert records(found.body) == [wanted]
+        for topic, key in (("TopicPay", wanted.offset_msg_id), (wanted.topic, elsewhere), (wanted.topic, "FF" * 16)):
+            assert (await client.ask(QUERY, by_unique_key(topic, key))).code == 22
     assert wanted.topic != "TopicPay"
-    asyncio.run(ask())
 
 
 def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
@@ -358,16 +322,20 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
     broker = ReadOnlyBroker(index, store=store)
     for batch in (1, 2, 32):
         monkeypatch.setattr(broker_module, "_BATCH", batch)
-        answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), Host("127.0.0.1", 1))
+        answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), HERE)
         assert records(answer.body) == found[:3]
         cut = len(found) - 3
         lacking = f"{cut} of {len(found)} messages, the older ones, do not fit into a frame of 16 MiB"
         assert (answer.code, answer.remark) == (0, lacking)
     # one that no frame holds is left out by itself
     monkeypatch.setattr(broker_module, "_ROOM_BYTES", max(m.size for m in found) - 1)
-    answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), Host("127.0.0.1", 1))
+    answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), HERE)
     assert 0 < len(records(answer.body)) < len(found)
     assert len(answer.body) < max(m.size for m in found)
+
+
+def without(name: str) -> dict[str, str]:
+    return {other: value for other, value in by_key("t", "k").items() if other != name}
 
 
 @pytest.mark.parametrize(
@@ -376,13 +344,7 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
         (105, {}, "the custom field <topic> is null"),
         (105, {"topic": " "}, "topic is empty"),
         (105, {"topic": "\ud800"}, "the custom field <topic> is not Unicode text"),
-        (12, {"topic": "t", **FOREVER, "maxNum": "1"}, "the custom field <key> is null"),
-        (
-            12,
-            {"topic": "t", "key": "k", "endTimestamp": "1", "maxNum": "1"},
-            "the custom field <beginTimestamp> is null",
-        ),
-        (12, {"topic": "t", "key": "k", **FOREVER}, "the custom field <maxNum> is null"),
+        *((12, without(name), f"the custom field <{name}> is null") for name in ("key", "beginTimestamp", "maxNum")),
         (12, by_key("t", "k", maxNum="1e3"), "the custom field <maxNum> is not a number"),
         (12, by_key("t", "k", maxNum="\u0661"), "the custom field <maxNum> is not a number"),
         (12, by_key("t", "k", beginTimestamp="9" * 4000), "the custom field <beginTimestamp> is not a number"),
@@ -392,32 +354,29 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
     ],
 )
 def test_a_bad_request_is_told_what_is_wrong(index, code, fields, said):
-    answer = ReadOnlyBroker(index).look_up(Command(code=code, fields=fields), Host("127.0.0.1", 1))
+    answer = ReadOnlyBroker(index).look_up(Command(code=code, fields=fields), HERE)
     assert (answer.code, answer.remark, answer.body) == (1, said, b"")
 
 
-def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, messages, caplog):
+@run
+async def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, messages, caplog):
     delete_segments(store, BEGIN_OF_LAST)
     wanted = next(m for m in messages if m.is_visible and m.uniq_key)
-
-    async def ask():
-        with IndexReader.open(storage_backend=storage) as reader:
-            async with client_of(reader) as client:
-                asked = [
-                    (QUERY, by_unique_key(wanted.topic, wanted.uniq_key)),
-                    (VIEW, {"offset": str(wanted.physical_offset)}),
-                ]
-                for prefix in ("segments/", ""):
-                    storage.fail("get_range", times=None, name_prefix=prefix)
-                    for code, fields in asked:
-                        answer = await client.ask(code, fields)
-                        assert (answer.code, answer.body) == (2, b"")
-                        assert answer.remark == "[REJECTREQUEST]system busy, start flow control for a while"
-                    storage.clear()
+    with IndexReader.open(storage_backend=storage) as reader:
+        async with client_of(reader) as client:
+            asked = [
+                (QUERY, by_unique_key(wanted.topic, wanted.uniq_key)),
+                (VIEW, {"offset": str(wanted.physical_offset)}),
+            ]
+            for prefix in ("segments/", ""):
+                storage.fail("get_range", times=None, name_prefix=prefix)
                 for code, fields in asked:
-                    assert records((await client.ask(code, fields)).body) == [wanted]
-
-    asyncio.run(ask())
+                    answer = await client.ask(code, fields)
+                    assert (answer.code, answer.body) == (2, b"")
+                    assert answer.remark == "[REJECTREQUEST]system busy, start flow control for a while"
+                storage.clear()
+            for code, fields in asked:
+                assert records((await client.ask(code, fields)).body) == [wanted]
     assert "memory://" in caplog.text or "get_range" in caplog.text
 
 
@@ -434,47 +393,40 @@ def test_a_lookup_that_takes_too_long_is_told_and_one_of_a_client_that_is_gone_i
         assert ReadOnlyBroker(reader).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1)).code == 0
 
 
-def test_damage_is_told_without_names(index, store, storage, messages, caplog):
+@run
+async def test_damage_is_told_without_names(index, store, storage, messages, caplog):
     """A flipped bit of an archived segment or of the index is an error, never a shorter answer. No path leaves."""
     wanted = next(m for m in messages if m.is_visible and m.uniq_key)
     name = index.archived()[0].name
-    data = bytearray(storage.get(name))
-    data[wanted.physical_offset + 4] ^= 1
-    storage.delete(name)
-    storage.put_if_absent(name, bytes(data))
-
-    async def ask():
-        with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
-            async with client_of(reader) as client:
-                query = by_unique_key(wanted.topic, wanted.uniq_key)
-                answer = await client.ask(QUERY, query)
-                damaged = (1, "1 of 1 messages are damaged; the server's log says why", b"")
-                assert (answer.code, answer.remark, answer.body) == damaged
-                answer = await client.ask(VIEW, {"offset": str(wanted.physical_offset)})
-                assert (answer.code, answer.remark, answer.body) == (
-                    1,
-                    "the message is damaged; the server's log says why",
-                    b"",
-                )
-                storage.corrupt("get_range", mode="wrong", times=None)
-                answer = await client.ask(QUERY, query)
-                assert answer.remark == "the index could not be read; its server's log says why"
-                assert (answer.code, answer.body) == (1, b"")
-
-    asyncio.run(ask())
+    flip_object(storage, name, wanted.physical_offset + 4)
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
+        async with client_of(reader) as client:
+            query = by_unique_key(wanted.topic, wanted.uniq_key)
+            answer = await client.ask(QUERY, query)
+            damaged = (1, "1 of 1 messages are damaged; the server's log says why", b"")
+            assert (answer.code, answer.remark, answer.body) == damaged
+            answer = await client.ask(VIEW, {"offset": str(wanted.physical_offset)})
+            assert (answer.code, answer.remark, answer.body) == (
+                1,
+                "the message is damaged; the server's log says why",
+                b"",
+            )
+            storage.corrupt("get_range", mode="wrong", times=None)
+            answer = await client.ask(QUERY, query)
+            assert answer.remark == "the index could not be read; its server's log says why"
+            assert (answer.code, answer.body) == (1, b"")
     assert name in caplog.text
 
 
 def test_topics_are_looked_up_every_so_often(index):
     clock = ManualClock()
     broker = ReadOnlyBroker(index, clock=clock)
-    local = Host("127.0.0.1", 9876)
 
     def route(topic):
-        return broker.look_up(Command(code=105, fields={"topic": topic}), local).code
+        return ask(broker, 105, topic).code
 
     def listed():
-        return json.loads(broker.look_up(Command(code=206), local).body)["topicList"]
+        return json.loads(broker.look_up(Command(code=206), HERE).body)["topicList"]
 
     index.put("first", 0, "k", 0, 100, 1_700_000_000_000)
     assert (route("first"), route("second"), listed()) == (0, 17, ["first"])
@@ -495,109 +447,87 @@ def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, mes
     index.run_lifecycle()
     with IndexReader.open(storage_backend=storage, directory_cache_bytes=0, block_cache_bytes=0) as reader:
         broker = ReadOnlyBroker(reader)
-        local = Host("127.0.0.1", 9876)
         storage.fail("get_range", nth=1, times=1)
         storage.fail("get_suffix", nth=1, times=1)
-        answers = [broker.look_up(Command(code=code, fields={"topic": "none"}), local) for code in (206, 105)]
-        assert [answer.code for answer in answers] == [2, 17]
-        assert broker.look_up(Command(code=206), local).code == 0
+        assert [ask(broker, code, "none").code for code in (206, 105)] == [2, 17]
+        assert broker.look_up(Command(code=206), HERE).code == 0
 
 
 def test_nothing_is_written_and_what_is_unknown_says_so(index):
     broker = ReadOnlyBroker(index)
-    local = Host("127.0.0.1", 9876)
     writes = (10, 310, 320, 36, 15, 17, 215, 216, 25, 100, 103, 37, 41, 3001)
     for code in (*writes, 908, 212, 355, 1001, 1002, 1003, 1011, 1012, 1013, 200050):
-        answer = broker.answer_at_once(Command(code=code, opaque=4660), local)
+        answer = broker.answer_at_once(Command(code=code, opaque=4660), HERE)
         assert encode_frame(answer) == golden_frames.frames()["resp.no_permission.json.bin"]["frame"], code
     for code in (0, 29, 999, -1):
-        answer = broker.answer_at_once(Command(code=code), local)
+        answer = broker.answer_at_once(Command(code=code), HERE)
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
     for code in (11, 30, 31, 202):
-        answer = broker.answer_at_once(Command(code=code), local)
+        answer = broker.answer_at_once(Command(code=code), HERE)
         lacking = broker_module._NO_QUEUES
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported: {lacking}")
     unsupported = golden_frames.frames()["resp.unsupported.rmq.bin"]["frame"]
-    answer = broker.answer_at_once(Command(code=311, opaque=4660, serialisation=BINARY), local)
+    answer = broker.answer_at_once(Command(code=311, opaque=4660, serialisation=BINARY), HERE)
     assert encode_frame(answer) == unsupported.replace(b"310", b"311")
 
 
-def test_signed_requests(index, store, messages):
+@run
+async def test_signed_requests(index, store, messages):
     """With keys configured, each recorded signed request is answered, and no other one is."""
     seen = set()
-
-    async def ask():
-        async with client_of(index, store=store, keys=KEYS) as client:
-            for name in golden_frames.requests():
-                request = decode_frame(golden_frames.frames()[name]["frame"][4:])
-                await client.send(request)
-                answer = await client.receive()
-                signed = "Signature" in request.fields
-                assert (answer.remark == "check signature failed.") is (not signed), name
-                assert (answer.code == 16) is (not signed)
-                seen.add((request.code, signed))
-                if signed:
-                    await client.send(replace(request, fields={**request.fields, "AccessKey": "other"}))
-                    assert (await client.receive()).code == 16
-
-    asyncio.run(ask())
+    async with client_of(index, store=store, keys=KEYS) as client:
+        for name in golden_frames.requests():
+            request = decode_frame(golden_frames.frames()[name]["frame"][4:])
+            await client.send(request)
+            answer = await client.receive()
+            signed = "Signature" in request.fields
+            assert (answer.remark == "check signature failed.") is (not signed), name
+            assert (answer.code == 16) is (not signed)
+            seen.add((request.code, signed))
+            if signed:
+                await client.send(replace(request, fields={**request.fields, "AccessKey": "other"}))
+                assert (await client.receive()).code == 16
     assert {code for code, signed in seen if signed} == {12, 33, 34, 35, 105, 206}
 
 
-def test_a_key_sees_its_topics_only(index, store, messages):
+@run
+async def test_a_key_sees_its_topics_only(index, store, messages):
     wanted = {
         topic: next(m for m in messages if m.topic == topic and m.is_visible) for topic in ("TopicOrder", "TopicPay")
     }
-
-    async def ask():
-        keys = {"pay": AccessKey(SECRET, ("TopicP", "none"))}
-        async with client_of(index, store=store, keys=keys) as client:
-
-            async def signed(code, **fields):
-                command = Command(code=code, fields={"AccessKey": "pay", **fields})
-                return await client.ask(code, {**command.fields, "Signature": signature(command, SECRET)})
-
-            assert json.loads((await signed(206)).body) == {"topicList": ["TopicPay"]}
-            for topic, m in wanted.items():
-                seen = topic == "TopicPay"
-                assert (await signed(105, topic=topic)).code == (0 if seen else 17)
-                for fields in (by_key(topic, m.index_keys[0]), by_unique_key(topic, m.offset_msg_id)):
-                    assert (await signed(QUERY, **fields)).code in ((0, 22) if seen else (22,))
-                answer = await signed(VIEW, offset=str(m.physical_offset))
-                assert (answer.code, answer.body) == ((0, m.encode()) if seen else (1, b""))
-            assert (await signed(QUERY, **by_key("TopicPay", wanted["TopicPay"].index_keys[0]))).code == 0
-
-    asyncio.run(ask())
+    keys = {"pay": AccessKey(SECRET, ("TopicP", "none"))}
+    async with client_of(index, store=store, keys=keys) as client:
+        assert json.loads((await signed(client, 206)).body) == {"topicList": ["TopicPay"]}
+        for topic, m in wanted.items():
+            seen = topic == "TopicPay"
+            assert (await signed(client, 105, topic=topic)).code == (0 if seen else 17)
+            for fields in (by_key(topic, m.index_keys[0]), by_unique_key(topic, m.offset_msg_id)):
+                assert (await signed(client, QUERY, **fields)).code in ((0, 22) if seen else (22,))
+            answer = await signed(client, VIEW, offset=str(m.physical_offset))
+            assert (answer.code, answer.body) == ((0, m.encode()) if seen else (1, b""))
+        assert (await signed(client, QUERY, **by_key("TopicPay", wanted["TopicPay"].index_keys[0]))).code == 0
 
 
-def test_entries_of_places_of_other_topics_are_no_window(index, store, messages, monkeypatch):
+@run
+async def test_entries_of_places_of_other_topics_are_no_window(index, store, messages, monkeypatch):
     """A key of some topics got another answer where a message of another topic begins than where none does."""
     waits = []
     monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: waits.append(passed_s) or 0.0)
     other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
     for key, more in (("begins", 0), ("within", 4)):
         index.put("TopicPay", other.queue_id, key, other.physical_offset + more, other.size, other.store_ms)
-
-    async def ask():
-        keys = {"pay": AccessKey(SECRET, ("TopicP",))}
-        async with client_of(index, store=store, keys=keys) as client:
-            for key in ("begins", "within"):
-                command = Command(code=QUERY, fields={"AccessKey": "pay", **by_key("TopicPay", key)})
-                answer = await client.ask(QUERY, {**command.fields, "Signature": signature(command, SECRET)})
-                assert (answer.code, answer.remark) == (22, "1 of 1 messages are not available: 1 missing")
-                assert len(waits) == 1
-                waits.clear()
-            for offset in (other.physical_offset, other.physical_offset + 4, 10**9):
-                command = Command(code=VIEW, fields={"AccessKey": "pay", "offset": str(offset)})
-                answer = await client.ask(VIEW, {**command.fields, "Signature": signature(command, SECRET)})
-                assert (answer.code, len(waits)) == (1, 1)
-                waits.clear()
-            own = next(m for m in messages if m.topic == "TopicPay" and m.is_visible)
-            command = Command(code=VIEW, fields={"AccessKey": "pay", "offset": str(own.physical_offset)})
-            answer = await client.ask(VIEW, {**command.fields, "Signature": signature(command, SECRET)})
-            assert (answer.code, waits) == (0, [])
-
-    asyncio.run(ask())
+    keys = {"pay": AccessKey(SECRET, ("TopicP",))}
+    async with client_of(index, store=store, keys=keys) as client:
+        for key in ("begins", "within"):
+            answer = await signed(client, QUERY, **by_key("TopicPay", key))
+            assert (answer.code, answer.remark) == (22, "1 of 1 messages are not available: 1 missing")
+            assert len(waits) == 1
+            waits.clear()
+        for offset in (other.physical_offset, other.physical_offset + 4, 10**9):
+            assert ((await signed(client, VIEW, offset=str(offset))).code, len(waits)) == (1, 1)
+            waits.clear()
+        own = next(m for m in messages if m.topic == "TopicPay" and m.is_visible)
+        assert ((await signed(client, VIEW, offset=str(own.physical_offset))).code, waits) == (0, [])
 
 
 def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage, messages, monkeypatch):
@@ -613,25 +543,18 @@ def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage,
                 told = []
                 view = {"offset": str(other.physical_offset), "topic": "TopicOrder"}
                 for code, asked in ((QUERY, by_unique_key("TopicPay", other.offset_msg_id)), (VIEW, view)):
-                    fields = {"AccessKey": "pay", **asked}
-                    command = Command(code=code, fields=fields)
-                    answer = await client.ask(code, {**fields, "Signature": signature(command, SECRET)})
+                    answer = await signed(client, code, **asked)
                     told.append((answer.code, answer.remark, answer.body))
                 return told
 
     whole = asyncio.run(ask())
-    data = bytearray(storage.get(name))
-    data[other.physical_offset + 4] ^= 1
-    storage.put(name, bytes(data))
+    flip_object(storage, name, other.physical_offset + 4)
     assert asyncio.run(ask()) == whole and [one[0] for one in whole] == [22, 1]
 
 
 def test_a_folder_that_is_no_store_is_refused(index, tmp_path):
     with pytest.raises(InvalidArgument):
         ReadOnlyBroker(index, store=tmp_path / "none")
-
-
-HERE = Host("127.0.0.1", 9876)
 
 
 def test_one_damaged_message_of_many_is_no_shorter_answer(index, store, storage, messages, caplog):
@@ -645,7 +568,7 @@ def test_one_damaged_message_of_many_is_no_shorter_answer(index, store, storage,
         wanted = chosen.choice(whole)
         name = next(s.name for s in index.archived() if s.start <= wanted.physical_offset < s.end)
         kept, at = storage.get(name), wanted.physical_offset % 16_384 + chosen.randrange(wanted.size)
-        storage.put(name, kept[:at] + bytes([kept[at] ^ 1 << chosen.randrange(8)]) + kept[at + 1 :])
+        storage.put(name, flipped(kept, at, 1 << chosen.randrange(8)))
         with IndexReader.open(storage_backend=storage) as reader:
             broker = ReadOnlyBroker(reader)
             answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key, maxNum="1000")), HERE)
@@ -776,22 +699,6 @@ def test_refused_signatures_are_logged_counted_and_told(index, messages, caplog)
     assert "QUERY_MESSAGE from 10.0.0.9 is refused" in caplog.text
 
 
-END_OF_QUEUE, BEGIN_OF_QUEUE, STATS, PULL = 30, 31, 202, 11
-
-
-def _pull(broker, topic, queue_id, offset, most=32, sees=None, **more):
-    fields = {"topic": topic, "queueId": str(queue_id), "queueOffset": str(offset), "maxMsgNums": str(most)}
-    request = Command(code=PULL, fields={**fields, "sysFlag": "4", "subscription": "*", **more})
-    return broker.look_up(request, HERE, sees)
-
-
-def _ends(broker, topic, queue_id, sees=None):
-    fields = {"topic": topic, "queueId": str(queue_id)}
-    answers = [broker.look_up(Command(code=code, fields=fields), HERE, sees) for code in (31, 30)]
-    assert {answer.code for answer in answers} == {0}, answers
-    return tuple(int(answer.fields["offset"]) for answer in answers)
-
-
 def _of_queue(messages, topic, queue_id):
     return [m for m in messages if m.is_visible and (m.topic, m.queue_id) == (topic, queue_id)]
 
@@ -815,10 +722,10 @@ def test_every_queue_of_the_store_is_pulled_whole(index, store, messages, most):
             for queue_id in sorted({m.queue_id for m in messages if m.is_visible and m.topic == topic}):
                 queue = _of_queue(messages, topic, queue_id)
                 kept = [m for m in queue if m.physical_offset >= begin_of_log]
-                begin, end = _ends(broker, topic, queue_id)
+                begin, end = ends(broker, topic, queue_id)
                 assert (begin, end) == (len(queue) - len(kept), len(queue))
                 found, at = [], begin
-                while (answer := _pull(broker, topic, queue_id, at, most)).code == 0:
+                while (answer := pull(broker, topic, queue_id, at, most)).code == 0:
                     page = records(answer.body)
                     assert 0 < len(page) <= min(most, 32)
                     assert int(answer.fields["nextBeginOffset"]) == at + len(page)
@@ -827,18 +734,17 @@ def test_every_queue_of_the_store_is_pulled_whole(index, store, messages, most):
                 assert [m.encode() for m in found] == [m.encode() for m in kept]
                 # at the end, behind it, before the begin
                 assert (answer.code, answer.remark, at) == (19, "OFFSET_OVERFLOW_ONE", end)
-                answer = _pull(broker, topic, queue_id, end + 1)
+                answer = pull(broker, topic, queue_id, end + 1)
                 moved = answer.code, answer.remark, answer.fields["nextBeginOffset"]
                 assert moved == (21, "OFFSET_OVERFLOW_BADLY", str(end))
                 for before in (begin - 1, -(2**63)):
-                    answer = _pull(broker, topic, queue_id, before)
+                    answer = pull(broker, topic, queue_id, before)
                     moved = answer.code, answer.remark, answer.fields["nextBeginOffset"]
                     assert moved == (21, "OFFSET_TOO_SMALL", str(begin))
 
 
 def test_statistics_of_a_topic(index, store, messages):
-    broker = ReadOnlyBroker(index, store=store, name="b")
-    body = broker.look_up(Command(code=STATS, fields={"topic": "TopicOrder"}), HERE).body.decode()
+    body = ask(ReadOnlyBroker(index, store=store, name="b"), STATS, "TopicOrder").body.decode()
     rows = []
     for queue_id in range(4):
         queue = _of_queue(messages, "TopicOrder", queue_id)
@@ -857,21 +763,21 @@ def test_a_pull_of_tags(index, tmp_path):
     index_log(index, tmp_path / "tagged")
     broker = ReadOnlyBroker(index, store=tmp_path / "tagged")
 
-    def pull(subscription, at=0, **more):
-        answer = _pull(broker, "orders", 0, at, subscription=subscription, **more)
+    def tagged(subscription, at=0, **more):
+        answer = pull(broker, "orders", 0, at, subscription=subscription, **more)
         found = [m.queue_offset for m in records(answer.body)]
         return answer.code, found, int(answer.fields.get("nextBeginOffset", -1))
 
-    assert pull(" Aa || late") == (0, [1, 2], 800)
-    assert pull("late") == (20, [], 800)
-    assert pull("late", 800) == (0, [1_000], 1_600)
-    assert pull("other", expressionType="TAG") == (0, [0, *range(3, 34)], 34)
-    assert pull("*", maxMsgBytes="1") == (0, [0], 1)
-    assert pull("", 1_999, maxMsgBytes="-5") == (0, [1_999], 2_000)
-    assert pull("||")[0] == 23
-    answer = _pull(broker, "orders", 0, 0, expressionType="SQL92", subscription="a > 1")
+    assert tagged(" Aa || late") == (0, [1, 2], 800)
+    assert tagged("late") == (20, [], 800)
+    assert tagged("late", 800) == (0, [1_000], 1_600)
+    assert tagged("other", expressionType="TAG") == (0, [0, *range(3, 34)], 34)
+    assert tagged("*", maxMsgBytes="1") == (0, [0], 1)
+    assert tagged("", 1_999, maxMsgBytes="-5") == (0, [1_999], 2_000)
+    assert tagged("||")[0] == 23
+    answer = pull(broker, "orders", 0, 0, expressionType="SQL92", subscription="a > 1")
     assert (answer.code, answer.remark) == (1, "The broker does not support consumer to filter message by SQL92")
-    answer = _pull(broker, "orders", 0, 0, sysFlag="0")
+    answer = pull(broker, "orders", 0, 0, sysFlag="0")
     assert (answer.code, answer.body) == (24, b"")
 
 
@@ -881,7 +787,7 @@ def test_a_pull_is_no_longer_than_a_brokers(index, tmp_path):
             writer.put("orders", 0, b"x" * (100_000 if n else 600_000), keys=["k"], store_ms=1_700_000_000_000 + n)
     index_log(index, tmp_path / "large")
     broker = ReadOnlyBroker(index, store=tmp_path / "large")
-    assert [len(records(_pull(broker, "orders", 0, at).body)) for at in (0, 1, 7)] == [1, 2, 1]
+    assert [len(records(pull(broker, "orders", 0, at).body)) for at in (0, 1, 7)] == [1, 2, 1]
 
 
 def test_queues_and_topics_that_there_are_not(index, store, messages):
@@ -893,20 +799,19 @@ def test_queues_and_topics_that_there_are_not(index, store, messages):
         return topic == "TopicPay"
 
     for topic, who in (("none", None), ("../commitlog", None), ("TopicOrder", sees), ("none", sees)):
-        fields = {"topic": topic, "queueId": "0"}
-        answers = [broker.look_up(Command(code=code, fields=fields), HERE, who) for code in (30, 31, 202)]
-        for answer in (*answers, _pull(broker, topic, 0, 0, sees=who)):
+        answers = [ask(broker, code, topic, 0, who) for code in (BEGIN, END, STATS)]
+        for answer in (*answers, pull(broker, topic, 0, 0, sees=who)):
             assert (answer.code, answer.remark, answer.body) == (17, f"topic[{topic}] not exist", b"")
             assert not answer.fields
-    assert _pull(broker, "TopicPay", 0, 0, sees=sees).code == 0
-    assert (_ends(broker, "TopicOrder", 4), _ends(broker, "TopicOrder", -1)) == ((0, 0), (0, 0))
+    assert pull(broker, "TopicPay", 0, 0, sees=sees).code == 0
+    assert (ends(broker, "TopicOrder", 4), ends(broker, "TopicOrder", -1)) == ((0, 0), (0, 0))
     for queue_id in (-1, 4, 10**18):
-        answer = _pull(broker, "TopicOrder", queue_id, 0)
+        answer = pull(broker, "TopicOrder", queue_id, 0)
         assert (answer.code, answer.body) == (29, b"")
     # a queue of its number that has no message
     for path in (store / "consumequeue" / "TopicOrder" / "1").iterdir():
         path.unlink()
-    assert [_pull(broker, "TopicOrder", 1, at).code for at in (0, 5)] == [19, 21]
+    assert [pull(broker, "TopicOrder", 1, at).code for at in (0, 5)] == [19, 21]
     for name in ("topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag"):
         request = Command(code=PULL, fields={"topic": "t", "queueId": "0", "queueOffset": "0", "maxMsgNums": "1"})
         request = replace(request, fields={n: v for n, v in request.fields.items() if n != name})
@@ -929,10 +834,10 @@ def test_a_pull_ends_before_damage_and_fails_at_it(index, store, messages, caplo
         else:
             path, at = entries, 20 * row + chosen.randrange(12)
         kept = path.read_bytes()
-        path.write_bytes(kept[:at] + bytes([kept[at] ^ 1 << chosen.randrange(8)]) + kept[at + 1 :])
+        path.write_bytes(flipped(kept, at, 1 << chosen.randrange(8)))
         broker = ReadOnlyBroker(index, store=store)
         found = 0
-        while (answer := _pull(broker, "TopicOrder", 1, found)).code == 0:
+        while (answer := pull(broker, "TopicOrder", 1, found)).code == 0:
             page = records(answer.body)
             assert page == queue[found : found + len(page)]
             found += len(page)
@@ -950,10 +855,10 @@ def test_messages_that_the_broker_deletes_meanwhile_are_passed_over(index, store
     delete_segments(store, 16_384)
     kept = [m for m in queue if m.physical_offset >= 16_384][:32]
     assert 0 < len(kept) < len(queue)
-    assert records(_pull(broker, "TopicOrder", 1, 0).body) == kept
+    assert records(pull(broker, "TopicOrder", 1, 0).body) == kept
     delete_segments(store, BEGIN_OF_LAST)
     monkeypatch.setattr("tiered_index.rocketmq.remoting.pulling._MOST_ENTRIES", 2)
-    answer = _pull(broker, "TopicOrder", 1, 0)
+    answer = pull(broker, "TopicOrder", 1, 0)
     assert (answer.code, answer.remark, answer.fields["nextBeginOffset"]) == (20, "MESSAGE_WAS_REMOVING", "2")
 
 
@@ -963,14 +868,14 @@ def test_a_hole_in_a_queue_is_no_end(index, store, messages):
     kept, broker = path.read_bytes(), ReadOnlyBroker(index, store=store)
     for row in range(len(_of_queue(messages, "TopicOrder", 1)) - 1):
         path.write_bytes(kept[: 20 * row] + bytes(20) + kept[20 * row + 20 :])
-        fields = {"topic": "TopicOrder", "queueId": "1"}
-        answer = broker.look_up(Command(code=END_OF_QUEUE, fields=fields), HERE)
+        answer = ask(broker, END, "TopicOrder", 1)
         assert answer.code == 1 or answer.fields["offset"] == str(len(_of_queue(messages, "TopicOrder", 1)))
-        assert _pull(broker, "TopicOrder", 1, row).code == 1
+        assert pull(broker, "TopicOrder", 1, row).code == 1
         path.write_bytes(kept)
 
 
-def test_who_waits_for_messages_is_held(index, store, messages, monkeypatch):
+@run
+async def test_who_waits_for_messages_is_held(index, store, messages, monkeypatch):
     held = []
     really = asyncio.sleep
 
@@ -982,14 +887,10 @@ def test_who_waits_for_messages_is_held(index, store, messages, monkeypatch):
 
     end = len(_of_queue(messages, "TopicOrder", 1))
     fields = {"topic": "TopicOrder", "queueId": "1", "queueOffset": str(end), "maxMsgNums": "1", "subscription": "*"}
-
-    async def ask():
-        async with client_of(index, store=store) as client:
-            monkeypatch.setattr("tiered_index.rocketmq.remoting.server.asyncio.sleep", sleep)
-            for flag, offset, code in (("4", end, 19), ("6", end, 19), ("6", end - 1, 0)):
-                asked = {**fields, "sysFlag": flag, "queueOffset": str(offset)}
-                assert (await client.ask(PULL, asked)).code == code
-            monkeypatch.undo()
-
-    asyncio.run(ask())
+    async with client_of(index, store=store) as client:
+        monkeypatch.setattr("tiered_index.rocketmq.remoting.server.asyncio.sleep", sleep)
+        for flag, offset, code in (("4", end, 19), ("6", end, 19), ("6", end - 1, 0)):
+            asked = {**fields, "sysFlag": flag, "queueOffset": str(offset)}
+            assert (await client.ask(PULL, asked)).code == code
+        monkeypatch.undo()
     assert held == [1.0]
