@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.hanging import Beside
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
@@ -19,24 +16,13 @@ NOW_MS = 1_700_000_000_000
 SETTINGS = {"slots": 7, "items": 64, "background": False, "query_threads": 2}
 
 
-class Beside:
-    """A call in a thread of its own: `ended` says whether it is over, `error` and `value` what it came to."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(act,), daemon=True)
-        self._thread.start()
-
-    def ended(self, timeout_s: float = 60.0) -> bool:
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self, act: Callable[[], Any]) -> None:
-        try:
-            self.value = act()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
+ASK = {
+    "query": lambda asked, **how: asked.query("t", "k", **how),
+    "query_many": lambda asked, allow_partial=False, **how: asked.query_many(
+        [Lookup(topic="t", key="k", **how)], allow_partial
+    )[0],
+}
+"""A lookup of one key, alone and in a batch."""
 
 
 def offsets(asked):
@@ -44,6 +30,11 @@ def offsets(asked):
     result = asked.query("t", "k", max_count=1000)
     assert result.status == "complete"
     return sorted(item.offset for item in result)
+
+
+@pytest.fixture(params=ASK.values(), ids=ASK)
+def ask(request):
+    return request.param
 
 
 @pytest.fixture
@@ -68,14 +59,8 @@ def open_index(tmp_path, clock, storage):
     opened = []
 
     def make(root="root", *, storage_backend=storage, disk=None, **settings):
-        chosen = {
-            "root": tmp_path / root,
-            "storage_backend": storage_backend,
-            "disk": disk or FaultDisk(),
-            **SETTINGS,
-            **settings,
-        }
-        opened.append(IndexService.open(clock=clock, **chosen))
+        places = {"root": tmp_path / root, "storage_backend": storage_backend, "disk": disk or FaultDisk()}
+        opened.append(IndexService.open(clock=clock, **places, **{**SETTINGS, **settings}))
         return opened[-1]
 
     yield make
@@ -90,11 +75,8 @@ def open_reader(tmp_path, clock, storage):
 
     def make(root=None, *, storage_backend=storage, **settings):
         folder = tmp_path / root if root is not None else None
-        opened.append(
-            IndexReader.open(
-                root=folder, storage_backend=storage_backend, clock=clock, **{"query_threads": 2, **settings}
-            )
-        )
+        chosen = {"query_threads": 2, **settings}
+        opened.append(IndexReader.open(root=folder, storage_backend=storage_backend, clock=clock, **chosen))
         return opened[-1]
 
     yield make

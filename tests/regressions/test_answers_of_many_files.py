@@ -32,13 +32,12 @@ def make_rows(count, seed, *, identities, seconds):
 
 
 def sort_everything(rows):
-    """Return every answer as (second, offset, queue_id, size), by plain Python."""
-    newest = {}
-    for row in rows.tolist():
-        second, _, _, queue_id, offset, size = row
-        newest[queue_id, offset] = max((second, size), newest.get((queue_id, offset), (0, 0)))
-    answers = [(second, offset, queue_id, size) for (queue_id, offset), (second, size) in newest.items()]
-    return np.array(sorted(answers, key=lambda answer: (-answer[0], -answer[1], answer[2])), np.int64)
+    """Return every answer of the model as (second, offset, queue_id, size)."""
+    model = ReferenceModel()
+    for second, _, _, queue_id, offset, size in rows.tolist():
+        model.put("t", queue_id, "k", offset, size, second * 1000)
+    answers = model.query("t", "k", max_count=None)
+    return np.array([(a.timestamp_ms // 1000, a.offset, a.queue_id, a.size) for a in answers], np.int64)
 
 
 def same(rows, wanted):

@@ -33,6 +33,7 @@ from tiered_index.storage.memory import MemoryStorage
 
 CLOCK = ManualClock(1_700_000_000_000 + 10**9)
 MANY = 4_000_000
+Opening = Callable[..., IndexService]
 Change = Callable[[Any, Any, dict[str, Any]], object]
 
 
@@ -56,16 +57,8 @@ def resealed(data: bytes, change: Change) -> bytes:
             run["crc32"] = zlib.crc32(body[int(run["offset"]) : int(run["offset"]) + int(run["length"])])
     directory = Directory(groups, blocks).encode()
     metadata = json.dumps(meta, separators=(",", ":")).encode().ljust(tail.metadata_length)
-    fields = (
-        1,
-        0,
-        tail.position,
-        len(held),
-        len(directory),
-        len(metadata),
-        *map(zlib.crc32, (held, directory, metadata)),
-    )
-    end = struct.pack(">8sIIQQQQIII", b"TIXTAIL\n", *fields)
+    parts = held, directory, metadata
+    end = struct.pack(">8sIIQQQQIII", b"TIXTAIL\n", 1, 0, tail.position, *map(len, parts), *map(zlib.crc32, parts))
     made = body + held + directory + metadata + end + struct.pack(">I", zlib.crc32(end))
     assert len(made) == len(data) and len(end) + 4 == TAIL_SIZE
     return made
@@ -205,21 +198,10 @@ JOURNALS: dict[str, dict[str, Any]] = {
 }
 
 
-def writer(folder: Path, storage: MemoryStorage) -> IndexService:
-    return IndexService.open(
-        root=folder / "root", storage_backend=storage, slots=8, items=50, background=False, max_late_s=10**10
-    )
-
-
 @pytest.mark.parametrize("change", JOURNALS.values(), ids=JOURNALS)
-def test_a_journal_of_other_types(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_journal_of_other_types(open_index: Opening, tmp_path: Path, change: dict[str, Any]) -> None:
     """The file is kept, told of as damaged, and the writer goes on."""
-    storage = MemoryStorage()
-
-    def opened() -> IndexService:
-        return writer(tmp_path, storage)
-
-    index = opened()
+    index = open_index()
     index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
     index.flush()
     index.abandon()
@@ -230,7 +212,7 @@ def test_a_journal_of_other_types(tmp_path: Path, change: dict[str, Any]) -> Non
     size = struct.pack(">I", len(payload))
     path.write_bytes(data[:12] + size + struct.pack(">I", zlib.crc32(size + payload)) + payload + data[20 + length :])
     before = path.read_bytes()
-    with opened() as index:
+    with open_index() as index:
         index.put("t", 0, "k2", 2, 1, 1_700_000_000_000)
         index.flush()
         with pytest.raises(TieredIndexError, match=path.stem):
@@ -238,14 +220,9 @@ def test_a_journal_of_other_types(tmp_path: Path, change: dict[str, Any]) -> Non
     assert path.read_bytes() == before
 
 
-def test_a_journal_that_names_another_file_leaves_that_one_alone(tmp_path: Path) -> None:
+def test_a_journal_that_names_another_file_leaves_that_one_alone(open_index: Opening, tmp_path: Path) -> None:
     """It was taken for the other's, which was cut to its length."""
-    storage = MemoryStorage()
-
-    def opened() -> IndexService:
-        return writer(tmp_path, storage)
-
-    index = opened()
+    index = open_index()
     for number in range(6):
         index.put("t", 0, "k", number, 1, 1_700_000_000_000 + 1000 * number)
         index.flush()
@@ -259,5 +236,5 @@ def test_a_journal_that_names_another_file_leaves_that_one_alone(tmp_path: Path)
     short.write_bytes(before[: 20 + int.from_bytes(before[12:16], "big")])
     with pytest.raises(CorruptFile):
         parse_journal(short.read_bytes(), str(short), short.stem)
-    opened().abandon()
+    open_index().abandon()
     assert long.read_bytes() == before

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from tests.regressions.conftest import ASK
+from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Lookup
 from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.threads import DaemonPool
 
@@ -33,30 +34,19 @@ def stored(request, open_index, open_reader, storage):
     return faulty, opened(storage_backend=faulty, query_threads=1)
 
 
-def ask(index):
-    return [item.offset for item in index.query("t", "k")]
-
-
-def ask_many(index):
-    return [item.offset for item in index.query_many([Lookup(topic="t", key="k")])[0]]
-
-
 def query_threads():
     return {thread for thread in threading.enumerate() if thread.name.startswith("tiered-index-query")}
 
 
 def check_threads(before):
     """They end with what they were about, which a close does not wait for longer than a moment."""
-    end_s = time.monotonic() + 30
-    while not query_threads() <= before:
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+    until(lambda: query_threads() <= before)
 
 
 def check(lookup):
     assert lookup.ended(), "a lookup hangs"
     if lookup.error is None:
-        assert lookup.value == list(reversed(range(FILES)))
+        assert [item.offset for item in lookup.value] == list(reversed(range(FILES)))
     else:
         assert isinstance(lookup.error, TieredIndexError), repr(lookup.error)
 
@@ -65,7 +55,7 @@ def test_lookups_under_way_end(stored, beside):
     faulty, index = stored
     before = query_threads()
     hang = faulty.hang("get_range", times=None, name_prefix="data/")
-    lookups = [beside(lambda act=act: act(index)) for act in (ask, ask, ask_many, ask)]
+    lookups = [beside(lambda act=act: act(index)) for act in (ASK["query"], *ASK.values(), ASK["query"])]
     assert hang.entered.wait(60)
     time.sleep(0.05)  # so that the others stand in line
     closing = beside(index.close)
@@ -75,15 +65,14 @@ def test_lookups_under_way_end(stored, beside):
     assert closing.error is None
     for lookup in lookups:
         check(lookup)
-    for act in (ask, ask_many):
+    for act in ASK.values():
         with pytest.raises(IndexClosed, match="closed"):
             act(index)
     check_threads(before)
 
 
-@pytest.mark.parametrize("act", [ask, ask_many])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_lookup_that_is_about_to_begin_a_search_ends(stored, beside, monkeypatch, act, nth):
+def test_a_lookup_that_is_about_to_begin_a_search_ends(stored, beside, monkeypatch, ask, nth):
     _, index = stored
     before = query_threads()
     submit, calls, closings = DaemonPool.submit, [], []
@@ -96,7 +85,7 @@ def test_a_lookup_that_is_about_to_begin_a_search_ends(stored, beside, monkeypat
         return submit(pool, *arguments)
 
     monkeypatch.setattr(DaemonPool, "submit", close_then_submit)
-    lookup = beside(lambda: act(index))
+    lookup = beside(lambda: ask(index))
     check(lookup)
     assert closings[0].ended()
     assert closings[0].error is None

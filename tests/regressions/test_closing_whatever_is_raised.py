@@ -4,12 +4,11 @@ the process ended, so that nothing could open it again.
 
 from __future__ import annotations
 
-import gc
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.stress.census import census
 from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import IndexClosed
 
@@ -25,18 +24,6 @@ class ScantDisk(FaultDisk):
         if self.scant:
             raise MemoryError("no memory to sync")
         super().sync(descriptor)
-
-
-def open_below(folder):
-    """Return the files below `folder` that this process has open."""
-    gc.collect()
-    links = []
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            links.append(str(link.readlink()))
-        except FileNotFoundError:  # the listing's own
-            continue
-    return [name for name in links if name.startswith(f"{folder}/")]
 
 
 def check_reopened(open_index):
@@ -64,7 +51,7 @@ def test_a_flush_or_a_close_of_files_without_memory(open_index, tmp_path, backgr
     with pytest.raises(MemoryError, match="no memory to sync"):
         service.close()
     disk.scant = False
-    assert [name for name in open_below(tmp_path) if " (deleted)" not in name] == []
+    assert census(tmp_path).below == 0
     service.close()  # again: nothing
     with pytest.raises(IndexClosed):
         service.put("t", 0, "k", 9, 1, NOW_MS)
@@ -98,7 +85,7 @@ def test_any_step_may_fail(open_index, tmp_path, monkeypatch, step, error):
         with pytest.raises(type(error)) as raised:
             service.close()
     assert raised.value is error
-    assert [name for name in open_below(tmp_path) if " (deleted)" not in name] == []
+    assert census(tmp_path).below == 0
     check_reopened(open_index)
 
 
@@ -106,15 +93,12 @@ def test_of_several_errors_the_first_is_raised(open_index, monkeypatch):
     service = open_index()
     errors = [MemoryError("first"), RuntimeError("second")]
 
-    def raise_first():
-        raise errors[0]
-
-    def raise_second():
-        raise errors[1]
+    def fail(number):
+        raise errors[number]
 
     with monkeypatch.context() as patch:
-        patch.setattr(service._flusher, "run_once", raise_first)
-        patch.setattr(service._lifecycle, "close", raise_second)
+        patch.setattr(service._flusher, "run_once", lambda: fail(0))
+        patch.setattr(service._lifecycle, "close", lambda: fail(1))
         with pytest.raises(MemoryError, match="first"):
             service.close()
     open_index().close()

@@ -6,22 +6,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.batches import batch
 from tiered_index.errors import InvalidArgument
 
-NOW_MS = 1_700_000_000_000
-GOOD = {
-    "topic": ["t", "t"],
-    "queue_id": [0, 1],
-    "key": ["k", "l"],
-    "offset": [1, 2],
-    "size": [1, 1],
-    "timestamp_ms": [NOW_MS] * 2,
-}
+GOOD = {name: list(values) for name, values in batch(2, queue_id=[1, 2], key=["k", "l"], offset=[1, 2]).items()}
 BAD = {
-    "a set": lambda values: {values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1},
-    "a frozenset": lambda values: frozenset(
-        (values[0], f"{values[0]}2" if isinstance(values[0], str) else values[0] + 1)
-    ),
+    "a set": lambda values: {values[0], values[0] * 2},
+    "a frozenset": lambda values: frozenset((values[0], values[0] * 2)),
     "a text": lambda values: "kl",
     "text of other letters": lambda values: "kł",
     "bytes": lambda values: b"kl",
@@ -39,5 +30,5 @@ def test_a_column_that_is_no_sequence_is_refused(open_index, column, make):
     assert service.health()["buffered_entries"] == 0
     service.put_batch(GOOD)
     service.put_batch({name: tuple(values) for name, values in GOOD.items()})
-    for key, queue_id, offset in (("k", 0, 1), ("l", 1, 2)):
+    for key, queue_id, offset in (("k", 1, 1), ("l", 2, 2)):
         assert [(item.queue_id, item.offset) for item in service.query("t", key)] == [(queue_id, offset)]

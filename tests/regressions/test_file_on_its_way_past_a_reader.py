@@ -8,19 +8,11 @@ from __future__ import annotations
 import os
 import time
 
-import pytest
-
-from tiered_index import Lookup
 from tiered_index.storage.disk import Disk
 
 NOW_MS = 1_700_000_000_000
-ASK = {
-    "query": lambda reader: reader.query("t", "k"),
-    "query_many": lambda reader: reader.query_many([Lookup(topic="t", key="k")])[0],
-}
 
 
-@pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
 def test_a_file_that_is_published_and_retired_during_the_look_is_found(
     open_index, open_reader, tmp_path, monkeypatch, ask
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.batches import batch
 from tiered_index import AsyncIndexReader, IndexReader, IndexService
 from tiered_index.errors import IndexClosed
+from tiered_index.storage.memory import MemoryStorage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NOW_MS = 1_700_000_000_000
@@ -45,12 +48,10 @@ def in_child(act):
 
 
 @pytest.fixture(params=["file", "sqlite", "s3"])
-def given(request, tmp_path, monkeypatch):
+def given(request, tmp_path):
     """How to open the storage: `FILES` files of one entry of key k each."""
     if request.param == "s3":
-        server = request.getfixturevalue("server")
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+        server = request.getfixturevalue("s3_environment")
         options = {"storage": f"s3://{server.new_bucket()}/p", "s3": {"endpoint_url": server.endpoint_url}}
     else:
         options = {"storage": f"{request.param}://{tmp_path}/stored"}
@@ -99,8 +100,6 @@ def test_a_reader_that_others_are_using_answers_in_the_child(given, beside):
 
 @pytest.mark.parametrize("given", ["sqlite"], indirect=True)
 def test_an_awaited_reader_answers_in_the_child(given):
-    import asyncio
-
     async def ask(reader):
         return [item.offset for item in await reader.query("t", "k")]
 
@@ -112,8 +111,6 @@ def test_an_awaited_reader_answers_in_the_child(given):
 
 @pytest.mark.parametrize("given", ["file"], indirect=True)
 def test_what_a_child_can_not_use_is_refused(given, tmp_path):
-    from tiered_index.storage.memory import MemoryStorage
-
     with IndexReader.open(**given) as reader, reader.export() as export:
         kept = reader.storage
         assert in_child(lambda: [len(batch) for batch in export])[0] == "IndexClosed"
@@ -128,9 +125,7 @@ def test_what_a_child_can_not_use_is_refused(given, tmp_path):
 
 CALLS = {
     "put": lambda service: service.put("t", 0, "k", 1, 1, NOW_MS),
-    "put_batch": lambda service: service.put_batch(
-        {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [NOW_MS]}
-    ),
+    "put_batch": lambda service: service.put_batch(batch(1)),
     "flush": lambda service: service.flush(),
     "seal": lambda service: service.seal(),
     "run_lifecycle": lambda service: service.run_lifecycle(),
@@ -180,22 +175,16 @@ def test_a_writer_refuses_every_call_of_a_child(tmp_path, background):
         os.waitpid(child, 0)
 
 
-def look_up(given, reader, told):
-    told.put(len(offsets(reader if reader is not None else IndexReader.open(**given))))
-
-
 @pytest.mark.parametrize("given", ["file"], indirect=True)
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_of_multiprocessing(given, method):
-    context = multiprocessing.get_context(method)
+def test_children_of_multiprocessing(given):
+    context = multiprocessing.get_context("fork")
     told = context.SimpleQueue()
     with IndexReader.open(**given) as reader:
         assert len(offsets(reader)) == FILES
-        child = context.Process(target=look_up, args=(given, reader if method == "fork" else None, told))
+        child = context.Process(target=lambda: told.put(len(offsets(reader))))
         child.start()
         child.join(HANGS_S)
-        assert child.exitcode == 0
-        assert told.get() == FILES
+        assert (child.exitcode, told.get()) == (0, FILES)
 
 
 APPLICATION = """

@@ -13,6 +13,7 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
+from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock
@@ -87,16 +88,29 @@ class Life:
         config = IndexConfig(root=self.root, slots=7, items=1000, background=False, query_threads=2)
         return begin_anew(config, clock=self.clock)
 
-    def keep(self, name: str) -> None:
-        shutil.copytree(self.folder / name, self.folder / f"{name}.kept")
+    def reopened(self, root: Path | None = None, **settings: Any) -> set[int]:
+        """Return what a writer finds that opens the root, and closes it again."""
+        with self.open(root, **settings) as index:
+            return self.found(index)
 
-    def restore(self, name: str) -> None:
-        shutil.rmtree(self.folder / name)
-        shutil.copytree(self.folder / f"{name}.kept", self.folder / name)
+    def publish_all(self) -> None:
+        """Let a writer open the root, and publish what it has."""
+        with self.open() as index:
+            index.seal()
+            index.run_lifecycle()
 
-    def end_lease(self) -> None:
+    def keep(self, *names: str) -> None:
+        for name in names:
+            shutil.copytree(self.folder / name, self.folder / f"{name}.kept")
+
+    def restore(self, *names: str) -> None:
+        for name in names:
+            shutil.rmtree(self.folder / name)
+            shutil.copytree(self.folder / f"{name}.kept", self.folder / name)
+
+    def end_lease(self, storage: str = "storage") -> None:
         """Let the time to live of a lease pass, by the storage's clock."""
-        for path in (self.folder / "storage/lease%").rglob("*"):
+        for path in (self.folder / storage / "lease%").rglob("*"):
             os.utime(path, (0, 0))
 
 
@@ -138,8 +152,7 @@ def test_a_record_whose_folder_sync_failed_is_published_once_it_is_durable(life:
     index.run_lifecycle()
     index.abandon()
     disk.lose_unsynced()
-    with life.open(storage_backend=LocalStorage(life.folder / "storage"), local_keep_s=0) as index:
-        assert len(life.found(index)) == 20
+    assert len(life.reopened(storage_backend=LocalStorage(life.folder / "storage"), local_keep_s=0)) == 20
 
 
 def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
@@ -173,19 +186,16 @@ def test_a_storage_that_is_behind_its_root_is_refused(life: Life, uploaded: str)
 
 def test_another_history_at_the_same_number_is_refused(life: Life) -> None:
     life.write(10, upload=True)
-    life.keep("storage")
-    life.keep("root")
+    life.keep("storage", "root")
     life.write(10, upload=True)
     shutil.move(life.root, life.folder / "first")
     life.restore("storage")
     shutil.move(life.folder / "root.kept", life.root)
     life.put = 10
     life.write(10, upload=True)
-    for root in (life.folder / "first",):
-        with pytest.raises(StorageBehind, match="another"):
-            life.open(root)
-    with life.open() as index:
-        assert life.found(index) == set(range(1, 21))
+    with pytest.raises(StorageBehind, match="another"):
+        life.open(life.folder / "first")
+    assert life.reopened() == set(range(1, 21))
 
 
 @pytest.mark.parametrize("then", ["nothing", "merge"])
@@ -194,15 +204,9 @@ def test_a_root_from_a_backup_is_refused(life: Life, then: str) -> None:
     life.keep("root")
     life.write(200, upload=True)
     if then == "merge":
-        from tiered_index.service.merge.run import MergeOptions, merge
-
-        storage = LocalStorage(life.folder / "storage")
-        log = StorageLog(storage, life.clock)
-        log.open()
         life.clock.advance(10 * 86400)
-        merge(storage, log, life.clock, MergeOptions(window_s=86400))
-    reader = IndexReader.open(root=life.root, clock=life.clock)
-    with reader:
+        assert merge_all(LocalStorage(life.folder / "storage"), life.clock).tables == 1
+    with IndexReader.open(root=life.root, clock=life.clock) as reader:
         assert life.found(reader) == set(range(1, 301))
         life.restore("root")
         with pytest.raises(RootBehind, match="tiered-index recover"):
@@ -229,8 +233,7 @@ def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> 
     with pytest.raises(StorageUnavailable):
         index.run_lifecycle()
     index.abandon()
-    with life.open(storage_backend=faulty) as index:
-        assert life.found(index) == set(range(1, 11))
+    assert life.reopened(storage_backend=faulty) == set(range(1, 11))
 
 
 @pytest.mark.parametrize("broken_off", [None, "put_batch", "before the marker"])
@@ -293,20 +296,17 @@ def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
     assert list(done.kept) == [path.stem]
     assert done.left is not None
     assert (done.left / "unsealed" / path.name).read_bytes() == data
-    with life.open() as index:
-        assert life.found(index) == set(range(1, 21))
+    assert life.reopened() == set(range(1, 21))
 
 
 def test_a_reader_tells_another_history_and_opens_it_anew(life: Life) -> None:
     life.write(10, upload=True)
-    life.keep("storage")
-    life.keep("root")
+    life.keep("storage", "root")
     life.write(10, upload=True)
     storage = LocalStorage(life.folder / "storage")
     with IndexReader.open(f"file://{life.folder}/storage", clock=life.clock, refresh_interval_s=1) as reader:
         assert len(life.found(reader)) == 20
-        life.restore("storage")
-        life.restore("root")
+        life.restore("storage", "root")
         life.put = 100
         life.write(10, upload=True)
         assert StorageLog(storage, life.clock).open().number == reader.log_state.number
@@ -332,8 +332,7 @@ def test_a_lock_file_that_was_deleted_lets_no_second_writer_in(life: Life) -> No
         with pytest.raises(LockHeld):
             life.open()
         life.ingest(index, 3, upload=True)
-    with life.open() as index:
-        assert len(life.found(index)) == 3
+    assert len(life.reopened()) == 3
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -398,22 +397,12 @@ def test_a_flush_into_a_root_that_was_deleted_confirms_nothing(life: Life, gone:
     index.abandon()
 
 
-@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
-def test_a_folder_behind_a_link_is_refused_by_readers_too(life: Life, state: str) -> None:
+@pytest.mark.parametrize("name", ["unsealed", "compacted", "uploaded", "*.journal"])
+def test_a_link_in_the_place_of_a_folder_or_a_file_is_refused_by_readers_too(life: Life, name: str) -> None:
     life.write(3, upload=False)
-    (life.root / state).rename(life.folder / "elsewhere")
-    (life.root / state).symlink_to(life.folder / "elsewhere")
-    with pytest.raises(StorageMisconfigured, match="symbolic link"), IndexReader.open(root=life.root) as reader:
-        life.found(reader)
-    with pytest.raises(StorageMisconfigured, match="symbolic link"):
-        life.open()
-
-
-def test_a_link_in_the_place_of_a_file_is_refused(life: Life) -> None:
-    life.write(3, upload=False)
-    for path in list((life.root / "unsealed").iterdir()):
-        path.rename(life.folder / path.name)
-        path.symlink_to(life.folder / path.name)
+    (path,) = life.root.rglob(name)
+    path.rename(life.folder / "elsewhere")
+    path.symlink_to(life.folder / "elsewhere")
     with pytest.raises(StorageMisconfigured, match="symbolic link"), IndexReader.open(root=life.root) as reader:
         life.found(reader)
     with pytest.raises(StorageMisconfigured, match="symbolic link"):
@@ -422,15 +411,13 @@ def test_a_link_in_the_place_of_a_file_is_refused(life: Life) -> None:
 
 def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
     life.write(10, upload=True)
-    life.keep("storage")
-    life.keep("root")
+    life.keep("storage", "root")
     life.write(10, upload=True)
     source, target = LocalStorage(life.folder / "storage"), LocalStorage(life.folder / "target")
     following = Copier(source, target, life.clock)
     following.open()
     following.run_once()
-    life.restore("storage")
-    life.restore("root")
+    life.restore("storage", "root")
     life.write(10, upload=True)
     for copier in (following, Copier(source, target, life.clock)):
         with pytest.raises(StorageBehind):
@@ -470,8 +457,7 @@ def test_a_clone_waits_for_the_lease_and_the_first_keeps_its_entries(
         life.open()
     done = life.begin_anew()
     assert (done.sent, done.entries) == (1, 15)
-    with life.open() as index:
-        assert life.found(index) == {*range(1, 16), *range(101, 108)}
+    assert life.reopened() == {*range(1, 16), *range(101, 108)}
 
 
 def test_an_older_root_that_starts_without_its_storage_adds_to_no_published_file(life: Life) -> None:
@@ -491,8 +477,7 @@ def test_an_older_root_that_starts_without_its_storage_adds_to_no_published_file
         index.run_lifecycle()
     index.abandon()
     life.begin_anew()
-    with life.open() as index:
-        assert life.found(index) == {*range(1, 31), *range(101, 106)}
+    assert life.reopened() == {*range(1, 31), *range(101, 106)}
 
 
 def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_dropped(life: Life) -> None:
@@ -504,16 +489,13 @@ def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_droppe
     life.root.rename(life.folder / "grown")
     shutil.copytree(life.folder / "root.kept", life.root)
     life.end_lease()
-    with life.open() as index:
-        index.seal()
-        index.run_lifecycle()
+    life.publish_all()
     for path in (life.folder / "grown" / "unsealed").iterdir():
         shutil.copy(path, life.root / "unsealed")
     with pytest.raises(RootBehind, match="another file with this id"):
         life.open()
     assert life.begin_anew().entries == 15
-    with life.open() as index:
-        assert life.found(index) == set(range(1, 16))
+    assert life.reopened() == set(range(1, 16))
 
 
 @pytest.mark.parametrize("own", [0, 3], ids=["an earlier state", "a clone that diverged"])
@@ -525,8 +507,7 @@ def test_a_file_with_fewer_entries_is_dropped_where_the_published_one_has_them(l
     shutil.copytree(life.root, life.folder / "copy")
     life.end_lease()
     life.write(5, upload=True)
-    for path in (life.folder / "storage.kept/lease%").rglob("*"):
-        os.utime(path, (0, 0))
+    life.end_lease("storage.kept")
     with life.open(life.folder / "copy", storage_backend=LocalStorage(life.folder / "storage.kept")) as copy:
         life.put = 20
         life.ingest(copy, own, upload=False)
@@ -558,8 +539,7 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
         (stored,) = index.log_state.objects.values()
     # the copy, before a storage without that
     before = FaultStorage(LocalStorage(life.folder / "storage.kept"))
-    for path in (life.folder / "storage.kept/lease%").rglob("*"):
-        os.utime(path, (0, 0))
+    life.end_lease("storage.kept")
     before.fail("put", name_prefix="data/", times=None)
     life.put = 10 if is_same else 20
     copy = life.open(life.folder / "copy", storage_backend=before)
@@ -590,9 +570,7 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
         with pytest.raises(RootBehind, match="another file with this id"):
             life.open()
         assert life.begin_anew().entries == 15
-    with life.open() as index:
-        index.seal()
-        index.run_lifecycle()
+    life.publish_all()
     assert life.found() == set(range(1, 16)) | (set() if is_same else set(range(21, 26)))
 
 
@@ -717,8 +695,7 @@ def test_the_roots_of_two_merged_histories_keep_their_entries(life: Life, rounds
     sites.merge("b", "a", "keeping times")
     longer, shorter = ("a", "b") if rounds == (2, 1) else ("b", "a")
     roots = {"a": life.root, "b": life.folder / "root.b"}
-    with life.open(roots[longer], storage_backend=sites.storage("a")) as index:
-        assert life.found(index) == found[longer]
+    assert life.reopened(roots[longer], storage_backend=sites.storage("a")) == found[longer]
     with pytest.raises(StorageBehind):
         life.open(roots[shorter], storage_backend=sites.storage("a"))
     config = IndexConfig(root=roots[shorter], slots=7, items=1000, background=False, query_threads=2)
@@ -753,7 +730,5 @@ def test_two_running_clones_of_a_machine_publish_one_history(life: Life, monkeyp
     with pytest.raises(RootBehind):
         life.open()
     life.begin_anew()
-    with life.open() as index:
-        index.seal()
-        index.run_lifecycle()
+    life.publish_all()
     assert life.found() == {*range(1, 16), *range(101, 111)}

@@ -9,16 +9,10 @@ import threading
 import pytest
 
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Lookup
 from tiered_index.service.reading import root_view
 from tiered_index.storage.disk import Disk
 
 NOW_MS = 1_700_000_000_000
-ALL = 10**6
-ASK = {
-    "query": lambda reader: reader.query("t", "k", max_count=ALL),
-    "query_many": lambda reader: reader.query_many([Lookup(topic="t", key="k", max_count=ALL)])[0],
-}
 
 
 def put(service, number):
@@ -27,11 +21,6 @@ def put(service, number):
 
 def seen(result):
     return result.status, [item.offset for item in result]
-
-
-@pytest.fixture(params=ASK.values(), ids=list(ASK))
-def ask(request):
-    return request.param
 
 
 @pytest.fixture

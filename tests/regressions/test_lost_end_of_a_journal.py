@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
+from tests.regressions.conftest import ASK
 from tests.support.disk_faults import FaultDisk
-from tiered_index import Lookup
 from tiered_index.errors import CorruptFile
 
 NOW_MS = 1_700_000_000_000
@@ -78,7 +78,7 @@ def test_what_a_journal_lost_is_damage_where_a_younger_file_is(open_index, open_
     file_id = next(iter(files)).stem
     for _ in range(2):
         service = open_index()
-        for ask in (lambda s: s.query("t", "k"), lambda s: s.query_many([Lookup(topic="t", key="k")])):
+        for ask in ASK.values():
             with pytest.raises(CorruptFile, match=file_id):
                 ask(service)
         result = service.query("t", "k", max_count=1000, allow_partial=True)

@@ -71,23 +71,22 @@ def code_of(line: list[str], capsys: pytest.CaptureFixture[str]) -> int | str | 
     return ended.value.code
 
 
-@pytest.mark.parametrize("line", [*FILES.values(), *SOURCES.values()], ids=[*FILES, *SOURCES])
-def test_files_and_sources(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    for path in PATHS.values():
+BELOW_A_FILE = "a-file/x"
+ROOT = ["--root", "root", "--storage", "memory://paths"]
+NEW_ROOT = ["--root", "{path}", "--storage", "memory://paths"]
+# command lines, and paths that serve others
+LINES = [
+    *((line, []) for line in (*FILES.values(), *SOURCES.values())),
+    # what may be the name of an object
+    *(([*line, *ROOT], [".", BELOW_A_FILE, "000000000001000-572d230f6127"]) for line in FILES.values()),
+    *(([*line, *NEW_ROOT], [BELOW_A_FILE]) for line in INDEXES.values()),
+]
+
+
+@pytest.mark.parametrize(("line", "more"), LINES, ids=" ".join)
+def test_files_sources_and_roots(line: list[str], more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (*PATHS.values(), *more):
         assert code_of([part.replace("{path}", path) for part in line], capsys) == 2, path
-
-
-@pytest.mark.parametrize("line", FILES.values(), ids=FILES)
-def test_what_may_be_the_name_of_an_object(line: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--root", f"{folder}/root", "--storage", "memory://paths"]
-    for path in (*PATHS.values(), ".", "a-file/x", "000000000001000-572d230f6127"):
-        assert code_of([*(part.replace("{path}", path) for part in line), *given], capsys) == 2, path
-
-
-@pytest.mark.parametrize("line", INDEXES.values(), ids=INDEXES)
-def test_roots(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (*PATHS.values(), "a-file/x"):
-        assert code_of([*line, "--root", path, "--storage", "memory://paths"], capsys) == 2, path
 
 
 @pytest.mark.parametrize("scheme", ["file", "sqlite"])
@@ -95,10 +94,8 @@ def test_roots(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_storages(line: list[str], scheme: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in PATHS.values():
         if not path.startswith("~"):  # no home to an absolute path
-            given = ["--storage", f"{scheme}://{folder}/{quote(path)}"] + (
-                ["--root", "new"] if line[0] == "recover" else []
-            )
-            assert code_of([*line, *given], capsys) == 2, path
+            root = ["--root", "new"] if line[0] == "recover" else []
+            assert code_of([*line, "--storage", f"{scheme}://{folder}/{quote(path)}", *root], capsys) == 2, path
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
@@ -134,8 +131,8 @@ def without_permission(folder: Path) -> Iterator[None]:
 def test_folders_that_may_not_be_entered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     locked = folder / "locked"
     locked.mkdir()
-    lines = [[part.replace("{path}", f"{locked}/x") for part in line] for line in (*FILES.values(), *SOURCES.values())]
-    lines += [[*line, "--root", f"{locked}/x", "--storage", "memory://paths"] for line in INDEXES.values()]
     with without_permission(locked):
-        for line in lines:
-            assert code_of(line, capsys) == StorageMisconfigured.exit_code, line
+        for line, _ in LINES:
+            if line[-len(ROOT) :] != ROOT:
+                line = [part.replace("{path}", f"{locked}/x") for part in line]
+                assert code_of(line, capsys) == StorageMisconfigured.exit_code, line

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.stress.census import census
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import IndexClosed
 
 NOW_MS = 1_700_000_000_000
-
-
-def open_below(folder):
-    """Return how many files below `folder` this process has open."""
-    links = (Path("/proc/self/fd") / link.name for link in Path("/proc/self/fd").iterdir())
-    return sum(str(link.readlink()).startswith(f"{folder}/") for link in links if link.exists())
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
@@ -26,7 +19,7 @@ def test_a_closed_reader_reads_nothing_more(tmp_path, kind, beside):
         service.put("t", 0, "k", 1, 1, NOW_MS)
         service.seal()
         service.run_lifecycle()
-    before = open_below(tmp_path)
+    before = census(tmp_path).below
     reader = IndexReader.open(root=tmp_path / "root") if beside else IndexReader.open(uri)
     assert len(reader.query("t", "k")) == 1
     number = reader.refresh().number
@@ -37,5 +30,5 @@ def test_a_closed_reader_reads_nothing_more(tmp_path, kind, beside):
             reader.refresh()
     with pytest.raises(IndexClosed, match="closed"):
         reader.query("t", "k")
-    assert open_below(tmp_path) == before
+    assert census(tmp_path).below == before
     assert reader.log_state.number == number

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.damage import flip
 from tiered_index.errors import CorruptFile
 from tiered_index.format.trailer import Tail
 
@@ -27,11 +28,7 @@ def test_a_damaged_table_is_not_published(leave_compacted, open_index, storage, 
     (path,) = (tmp_path / "root" / "compacted").iterdir()
     if place == FILTER:
         place = Tail.decode(path.read_bytes(), path.name, path.stat().st_size).position + 5
-    with path.open("r+b") as handle:
-        handle.seek(place)
-        (byte,) = handle.read(1)
-        handle.seek(place)
-        handle.write(bytes([byte ^ 4]))
+    flip(path, place)
     damaged = path.read_bytes()
     if reopened:
         service.abandon()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
-from tiered_index.errors import IndexClosed
 from tiered_index.service.threads import Worker
 
 NOW_MS = 1_700_000_000_000
@@ -67,22 +65,6 @@ def test_an_interrupted_start_knows_its_thread(monkeypatch):
     assert worker.call(lambda: worker.call(threading.current_thread)) in threading.enumerate()
     worker.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "tiered-index-test"]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_of_the_process_is_told_and_ends(tmp_path):
-    service = open_service(tmp_path, background=False)
-    child = os.fork()
-    if not child:
-        try:
-            service.flush()
-        except IndexClosed as error:
-            service.close()
-            os._exit(7 if "fork" in str(error) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    service.put("t", 0, "k", 1, 1, NOW_MS)
-    service.close()
 
 
 @pytest.mark.parametrize("background", [True, False])

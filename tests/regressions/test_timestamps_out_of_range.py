@@ -20,6 +20,17 @@ BAD = [("s", 2**62), ("s", 2**62 + NOW_S), ("s", -(2**62)), ("us", -1), ("ns", -
 GOOD = [("s", NOW_S), ("ms", NOW_S * 10**3 + 999), ("us", NOW_S * 10**6 + 999_999), ("ns", NOW_S * 10**9 + 999_999_999)]
 
 
+def take(service, path):
+    """Ingest a file of messages."""
+    source = open_source(LocalFile(path))
+    intake = Intake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
+    try:
+        for rows in source.batches(0):
+            intake.take(rows)
+    finally:
+        service.flush()
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("unit", "time"), BAD)
 def test_a_batch_is_refused(open_index, unit, time, chunked):
@@ -43,12 +54,8 @@ def test_a_parquet_row_is_refused(open_index, tmp_path, unit, time):
     pq.write_table(
         pa.table(batch(2, offset=[0, 1], timestamp_ms=pa.array([NOW_S * 10**6, time], pa.timestamp(unit)))), path
     )
-    source = open_source(LocalFile(path))
-    intake = Intake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
-        for rows in source.batches(0):
-            intake.take(rows)
-    service.flush()
+        take(service, path)
     assert [item.offset for item in service.query("t", "k")] == [0]
 
 
@@ -60,13 +67,9 @@ def test_a_parquet_time_of_96_bits_does_not_wrap(open_index, tmp_path):
         batch(2, offset=[0, 1], timestamp_ms=pa.array([NOW_S * 10**6, later_s * 10**6], pa.timestamp("us")))
     )
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
-    source = open_source(LocalFile(path))
-    intake = Intake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
     try:
-        for rows in source.batches(0):
-            intake.take(rows)
+        take(service, path)
     except InvalidArgument as error:
         assert "timestamp_ms" in str(error)
-    service.flush()
     assert {item.offset: item.timestamp_ms // 1000 for item in service.query("t", "k")}.get(1) in (None, later_s)
     assert service.query("t", "k", NOW_S * 1000, NOW_S * 1000 + 5000).items[-1].offset == 0

@@ -16,22 +16,29 @@ def until(met: Callable[[], object], *, within_s: float = 60, every_s: float = 0
         time.sleep(every_s)
 
 
-def beside(act: Callable[[], Any]) -> Callable[[], Any]:
-    """Run a call in a thread of its own; return what waits for its value, or for the error that it raised."""
-    found: list[Any] = []
+class Beside:
+    """A call in a thread of its own: `ended` says whether it is over, `error` and `value` what it came to."""
 
-    def run() -> None:
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(act,), daemon=True)
+        self._thread.start()
+
+    def ended(self, timeout_s: float = 60.0) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __call__(self) -> Any:
+        """Wait for the value, or for the error that was raised, and return it."""
+        assert self.ended(120), "it hangs"
+        return self.value if self.error is None else self.error
+
+    def _run(self, act: Callable[[], Any]) -> None:
         try:
-            found.append(act())
+            self.value = act()
         except BaseException as error:  # noqa: BLE001 - the test looks at it
-            found.append(error)
+            self.error = error
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
 
-    def value() -> Any:
-        thread.join(120)
-        assert found, "it hangs"
-        return found[0]
-
-    return value
+beside = Beside

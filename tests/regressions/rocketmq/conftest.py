@@ -116,15 +116,8 @@ class Life:
 
     def put_call(self, call: dict[str, Any]) -> int:
         """Put the message of a call of RocketMQ's, as its golden files have them."""
-        return self.put(
-            call["topic"],
-            call["queueId"],
-            call["keys"],
-            call["offset"],
-            call["size"],
-            call["timestamp"],
-            topic_id=call["topicId"],
-        )
+        place = (call[name] for name in ("topic", "queueId", "keys", "offset", "size", "timestamp"))
+        return self.put(*place, topic_id=call["topicId"])
 
     def put_batch(self, rows: list[tuple[str, int, str, int, int, int]]) -> None:
         """Put (topic, queue_id, key, offset, size, timestamp_ms) rows, one entry each."""
@@ -217,17 +210,10 @@ class Life:
 
 
 def _batched(index: IndexService | IndexReader) -> Ask:
-    def ask(
-        topic: str,
-        key: str,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        max_count: int = 64,
-        cursor: str | None = None,
-        allow_partial: bool = False,
-    ) -> QueryResult:
-        other = Lookup(topic="another topic", key=key, begin_ms=begin_ms, end_ms=end_ms)
-        lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
+    def ask(topic: str, key: str, *more: Any, allow_partial: bool = False, **how: Any) -> QueryResult:
+        how |= dict(zip(("begin_ms", "end_ms", "max_count"), more, strict=False))
+        lookup = Lookup(topic=topic, key=key, **how)
+        other = Lookup(topic="another topic", key=key, begin_ms=lookup.begin_ms, end_ms=lookup.end_ms)
         return index.query_many([other, lookup], allow_partial)[1]
 
     return ask

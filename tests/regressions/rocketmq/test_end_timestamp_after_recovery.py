@@ -62,11 +62,3 @@ def test_an_active_file_goes_on_from_its_true_end(written, clean):
         assert len(written.check("t", "k", T + LAST * 1000, None)) == 2
         assert [answer.offset for answer in written.check("t", "another")] == [1000]
         assert max(file.second_max for file in written.service.files()) * 1000 == T + LAST * 1000
-
-
-def test_javas_own_words(golden):
-    """The fault is in the golden data: four files whose end became their begin. It is what the tests above would
-    meet.
-    """
-    facts = [fact for fact in golden("tiered_service/facts.jsonl") if fact["fact"] == "endTimestamp_after_recover"]
-    assert [(fact["before"] - fact["file"], fact["afterRecover"] - fact["file"]) for fact in facts] == [(99_500, 0)] * 4

@@ -14,6 +14,7 @@ import struct
 import pytest
 
 from tiered_index import hash_key
+from tiered_index.format.hashing import java_string_hash
 
 T = 1_700_000_000_000
 TOPIC = "TopicTest"
@@ -21,17 +22,9 @@ BAD = ("boxvajrkywm", "euuudrqcyle")
 NEIGHBOURS = ("n0", "n1", "n2", "n3", "after")
 
 
-def java_hash(text):
-    """`String.hashCode` as Java defines it, before `Math.abs`."""
-    value = 0
-    for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be")):
-        value = (31 * value + unit) % 2**32
-    return value - 2**32 if value >= 2**31 else value
-
-
 def test_these_keys_have_that_hash():
     for key in BAD:
-        assert java_hash(f"{TOPIC}#{key}") == -(2**31)
+        assert java_string_hash(f"{TOPIC}#{key}") == -(2**31)
         assert hash_key(TOPIC, key) == 0
 
 
@@ -44,8 +37,7 @@ def test_it_is_found_and_harms_nobody(make_life, slots, batched):
     if batched:
         life.put_batch(rows)
     else:
-        for topic, queue_id, key, offset, size, timestamp_ms in rows:
-            assert life.put(topic, queue_id, key, offset, size, timestamp_ms) == 1
+        assert [life.put(*row) for row in rows] == [1] * len(rows)
     for state in life.through():
         for key in (*BAD, *NEIGHBOURS):
             assert life.check(TOPIC, key)

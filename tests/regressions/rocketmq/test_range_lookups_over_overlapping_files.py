@@ -22,15 +22,7 @@ def test_the_lookups_that_java_answered_short(make_life, golden):
     """
     life = make_life(slots=32, items=201)
     for line in golden("tiered_service/input.jsonl"):
-        life.put(
-            line["topic"],
-            line["queueId"],
-            line["key"],
-            line["offset"],
-            line["size"],
-            line["timestamp"],
-            topic_id=line["topicId"],
-        )
+        life.put_call({**line, "keys": line["key"]})
     queries = golden("tiered_service/queries.jsonl")
     short = [query for query in queries if query["missed"]]
     assert len(short) == 32

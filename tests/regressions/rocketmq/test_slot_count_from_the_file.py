@@ -32,16 +32,13 @@ def check(life):
 
 
 def content(life):
-    files = (
-        path
-        for path in life.root.rglob("*")
-        if path.is_file() and path.name != "lock" and not path.name.startswith(".")
-    )
+    files = (path for path in life.root.rglob("[!.]*") if path.is_file() and path.name != "lock")
     return {path: path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])
-def test_a_changed_setting_is_refused_and_touches_nothing(written, state):
+def test_a_changed_setting_is_refused_and_touches_nothing_and_none_is_needed(written, state, monkeypatch):
+    """The defaults of both presets are in the millions; what the files say counts."""
     written.bring(state)
     written.service.close()
     before = content(written)
@@ -49,19 +46,10 @@ def test_a_changed_setting_is_refused_and_touches_nothing(written, state):
         with pytest.raises(SchemaMismatch, match="32 slots"):
             written.open(slots=slots)
         assert content(written) == before
-    written.open()
-    written.bring(state)
-    check(written)
-
-
-@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])
-def test_no_setting_is_needed(written, state, monkeypatch):
-    """The defaults of both presets are in the millions; what the files say counts."""
-    written.bring(state)
-    written.service.close()
-    written.open(slots=..., items=..., preset=...)
-    written.bring(state)
-    check(written)
+    for settings in ({}, {"slots": ..., "items": ..., "preset": ...}):
+        written.open(**settings)
+        written.bring(state)
+        check(written)
     # a reader does not care what is configured for new files
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "64")
     monkeypatch.setenv("TIERED_INDEX_ITEMS", "100")

@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.damage import flip
 from tests.support.model import Answer
 from tiered_index.errors import CorruptFile, StorageUnavailable
 
 T = 1_700_000_000_000
 FILES, EACH = 4, 20
 FAULTS = {
-    "no answer": (StorageUnavailable, lambda storage, name: storage.fail("get_range", name_prefix=name, times=None)),
-    "wrong": (
-        CorruptFile,
-        lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None),
-    ),
-    "short": (
-        CorruptFile,
-        lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None),
-    ),
-    "lost": (CorruptFile, lambda storage, name: storage.inner.delete(name)),
-    "cut": (CorruptFile, lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:100])),
+    "no answer": lambda storage, name: storage.fail("get_range", name_prefix=name, times=None),
+    "wrong": lambda storage, name: storage.corrupt("get_range", mode="wrong", name_prefix=name, times=None),
+    "short": lambda storage, name: storage.corrupt("get_range", mode="short", name_prefix=name, times=None),
+    "lost": lambda storage, name: storage.inner.delete(name),
+    "cut": lambda storage, name: storage.inner.put(name, storage.inner.get(name)[:100]),
 }
 
 
@@ -62,9 +57,9 @@ def check(life, number, failing, error):
 def test_a_file_in_the_storage(written, fault, number):
     written.bring("storage")
     failing = written.service.files()[number]
-    error, strike = FAULTS[fault]
-    strike(written.storage, f"data/{failing.file_id}/" if fault not in ("lost", "cut") else failing.stored.stored.name)
-    check(written, number, failing, error)
+    name = f"data/{failing.file_id}/" if fault not in ("lost", "cut") else failing.stored.stored.name
+    FAULTS[fault](written.storage, name)
+    check(written, number, failing, StorageUnavailable if fault == "no answer" else CorruptFile)
     if fault not in ("lost", "cut"):
         written.storage.clear()
         written.check("t", "k", max_count=1000)
@@ -77,10 +72,8 @@ def test_a_local_file(written, state, number):
     failing = written.service.files()[number]
     (path,) = (written.root / state).glob(f"{failing.file_id}.index")
     written.crash()
-    data = bytearray(path.read_bytes())
-    place = 28 + 8 * 7 + (40 if state == "unsealed" else 0) + 14
-    data[place] ^= 1
-    path.write_bytes(data)
+    flip(path, 28 + 8 * 7 + (40 if state == "unsealed" else 0) + 14)
+    data = path.read_bytes()
     written.open()
     written.state = state
     check(written, number, failing, CorruptFile)
@@ -91,9 +84,7 @@ def test_the_copy_in_the_storage_makes_up_for_a_damaged_local_one(written):
     written.bring("uploaded")
     failing = written.service.files()[1]
     path = written.root / "uploaded" / f"{failing.file_id}.index"
-    with path.open("r+b") as handle:
-        handle.seek(28 + 8 * 7 + 14)
-        handle.write(b"\xff\xff")
+    flip(path, 28 + 8 * 7 + 14)
     written.check("t", "k", max_count=1000)
     written.storage.fail("get_range", name_prefix="data/", times=None)
     for name, ask in written.asking():
