@@ -23,9 +23,9 @@ from typing import Any
 
 import confluent_kafka
 
-from tests.kafka.followed import ingest
+from tests.kafka.followed import ingest, proxied_cluster
 from tests.kafka.killed import HASTY, open_index
-from tests.support.cutting_proxy import CUT, Fault, cutting_proxy
+from tests.support.cutting_proxy import CUT, Fault
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
 
 TOPICS = ("orders", "payments", "shipments")
@@ -167,12 +167,7 @@ def measured(servers: str, root: Path) -> dict[str, float]:
 def run(records: int, kills: int, seed: int, folder: Path, *, rate: bool = False) -> Outcome:
     """Run the campaign once."""
     outcome = Outcome(records)
-    with kafka_cluster(BROKERS) as cluster, contextlib.ExitStack() as stack:
-        addresses = cluster.servers.split(",")
-        proxies = [stack.enter_context(cutting_proxy(address, b"tiered-index")) for address in addresses]
-        for number, proxy in enumerate(proxies, 1):
-            proxy.faults = proxies[0].faults
-            cluster.advertise(number, proxy.port)
+    with proxied_cluster(BROKERS) as (cluster, faults):
         root, producing = folder / "root", Producing(cluster.servers)
         # the first life reads what is there before
         packets = [records * n // (2 * kills) for n in range(2 * kills + 1)]
@@ -181,7 +176,7 @@ def run(records: int, kills: int, seed: int, folder: Path, *, rate: bool = False
         command = [sys.executable, "-m", "tests.kafka.killed", str(root), cluster.servers, ",".join(TOPICS), str(kills)]
         with (
             subprocess.Popen([*command, str(_LIFE_S)], cwd=FOLDER, stdout=subprocess.PIPE, text=True) as killing,
-            troubled(cluster, proxies[0].faults, outcome, seed),
+            troubled(cluster, faults, outcome, seed),
         ):
             assert killing.stdout is not None
             for n in range(1, 2 * kills):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+
+from tests.support.cutting_proxy import Fault, cutting_proxy
+from tests.support.kafka_cluster import Cluster, kafka_cluster
 from tiered_index.follow import Follower
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import KafkaArchiver, records_of
@@ -49,3 +55,15 @@ def archived(index):
 
 def places(index, topic, key):
     return {(item.queue_id, item.offset) for item in index.query(topic, key).items}
+
+
+@contextlib.contextmanager
+def proxied_cluster(brokers: int) -> Iterator[tuple[Cluster, deque[Fault]]]:
+    """Run a cluster, and proxies before its brokers, for followers alone; yield it and the faults of all proxies."""
+    faults: deque[Fault] = deque()
+    with kafka_cluster(brokers) as cluster, contextlib.ExitStack() as stack:
+        for number, address in enumerate(cluster.servers.split(","), 1):
+            proxy = stack.enter_context(cutting_proxy(address, b"tiered-index"))
+            proxy.faults = faults
+            cluster.advertise(number, proxy.port)
+        yield cluster, faults

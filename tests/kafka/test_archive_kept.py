@@ -8,12 +8,12 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
+from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive
+from tests.support.damage import flip
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
-from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.kafka.archive import archived_files
 from tiered_index.kafka.messages import KafkaMessages
@@ -50,21 +50,10 @@ def uri(tmp_path, servers, topic, sent, monkeypatch):
     return uri
 
 
-@pytest.fixture
-def run():
-    def invoke(*arguments, code=0):
-        result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
-        assert result.exit_code == code, result.output
-        return json.loads(result.stdout)
-
-    return invoke
-
-
-def flip(path, at):
-    """Flip a bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+def run(*arguments, code=0):
+    done = run_here(*arguments, "--json")
+    assert done.code == code, done.err
+    return done.document
 
 
 def names(uri):
@@ -105,7 +94,7 @@ def test_duckdb_and_arrow_open_the_files_as_a_table(uri, tmp_path, sent):
     assert pq.read_table(files).num_rows == COUNT
 
 
-def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path, run):
+def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path):
     copied = (tmp_path / "copied").as_uri()
     copy(uri, copied)
     assert sorted(names(copied)) == sorted(names(uri))
@@ -122,7 +111,7 @@ def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path, run):
 
 
 @pytest.mark.parametrize(("key", "count"), [("k7", 1), ("h7", 1), ("7", COUNT // 10)])
-def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topic, key, count, run):
+def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topic, key, count):
     before = names(uri)
     certificate = erase(uri, topic, keys=key, yes=True, now=True, grace_s=0)
     assert (certificate.messages_erased, certificate.segment_problems) == (count, ())
@@ -159,7 +148,7 @@ def test_an_erasure_goes_on_at_no_damage(uri, tmp_path, topic):
     assert certificate.segments_remaining == (names(uri)[0],)
 
 
-def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path, run):
+def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path):
     size = sum(Path(path).stat().st_size for path in paths(uri))
     (row,) = [row for row in run("du", "--storage", uri)["rows"] if row["state"] == "archived"]
     assert row["bytes"] == size

@@ -6,17 +6,13 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
-from tiered_index.cli.main import app
+from tests.integration.cli.command_lines import run_here
 
 
 @pytest.fixture
 def run(tmp_path):
-    def invoke(*arguments):
-        return CliRunner().invoke(app, [*map(str, arguments), "--root", str(tmp_path / "root")])
-
-    return invoke
+    return lambda *arguments: run_here(*arguments, "--root", tmp_path / "root")
 
 
 def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, producing, topic, tmp_path):
@@ -28,8 +24,8 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
     place = f"kafka://{servers}/{topic}"
     keys = ("--key", "key", "--key", "header:trace", "--key", "json:order.id")
     first = run("ingest", place, *keys, "--storage", tmp_path.as_uri() + "/store", "--json")
-    assert first.exit_code == 0, first.output
-    document = json.loads(first.stdout)
+    assert first.code == 0, first.err
+    document = first.document
     names = ("messages", "entries", "left_out", "no_json", "unit", "position")
     assert [document[name] for name in names] == [21, 60, 1, 1, "records", 21]
     assert document["lag"] == {"end_offset": 21, "bytes": 0, "seconds": 0.0}
@@ -37,12 +33,12 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
     assert named.startswith(f"{topic}/")
     offsets = set()
     for key in ("key-7", "t-7", "7"):
-        (found,) = json.loads(run("query", topic, key, "--json").stdout)["items"]
+        (found,) = run("query", topic, key, "--json").document["items"]
         offsets.add((found["queue_id"], found["offset"]))
     assert len(offsets) == 1
     again = run("ingest", place)
-    assert re.search("messages +0\n", again.stdout), again.output
-    assert re.search(f"source +{re.escape(place)}\n", again.stdout)
+    assert re.search("messages +0\n", again.out), again.err
+    assert re.search(f"source +{re.escape(place)}\n", again.out)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +55,21 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
 )
 def test_wrong_options_are_bad_usage_and_no_secret_is_printed(run, options, problem):
     result = run("ingest", "kafka://127.0.0.1:1/orders", "--storage", "memory://x", *options)
-    assert result.exit_code == 2
-    assert problem in " ".join(result.output.split())
-    assert "secret" not in result.output
+    assert result.code == 2
+    assert problem in " ".join(result.err.split())
+    assert "secret" not in result.out + result.err
 
 
 def test_settings_come_out_of_a_file(run, tmp_path):
     (tmp_path / "client.properties").write_text("# TLS\nsasl.pasword = secret\n\n")
-    result = run(
-        "ingest", "kafka://h:1/orders", "--storage", "memory://x", "--kafka-config", tmp_path / "client.properties"
-    )
-    assert (result.exit_code, "sasl.pasword" in result.output, "secret" in result.output) == (2, True, False)
-    assert run("ingest", "kafka://h:1/t", "--storage", "memory://x", "--kafka-config", tmp_path / "none").exit_code == 3
+    ingest = ("ingest", "kafka://h:1/orders", "--storage", "memory://x", "--kafka-config")
+    result = run(*ingest, tmp_path / "client.properties")
+    assert (result.code, "sasl.pasword" in result.err, "secret" in result.out + result.err) == (2, True, False)
+    assert run(*ingest, tmp_path / "none").code == 3
 
 
 def test_options_of_kafka_are_of_kafka(run, tmp_path):
     (tmp_path / "messages.ndjson").touch()
     result = run("ingest", tmp_path / "messages.ndjson", "--key", "key", "--storage", "memory://x")
-    assert result.exit_code == 2
-    assert "--key is for Kafka" in result.output
-    assert run("ingest", "kafka://user:password@h:1/t", "--storage", "memory://x").exit_code == 2
+    assert (result.code, "--key is for Kafka" in result.err) == (2, True)
+    assert run("ingest", "kafka://user:password@h:1/t", "--storage", "memory://x").code == 2

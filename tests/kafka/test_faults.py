@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-
 import pytest
 
-from tests.kafka.followed import ingest, places, source_of
+from tests.kafka.followed import ingest, places, proxied_cluster, source_of
 from tests.kafka.killed import HASTY
-from tests.support.cutting_proxy import CUT, Fault, cutting_proxy
+from tests.support.cutting_proxy import CUT, Fault
 from tests.support.hanging import until
-from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
+from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.follow import Follower
 from tiered_index.kafka.client import open_consumer, range_of
@@ -22,15 +19,8 @@ FETCH, LIST_OFFSETS = 1, 2
 
 @pytest.fixture(scope="module")
 def brokers():
-    """A cluster of three brokers, and the faults of the proxies before them, for followers alone."""
-    with kafka_cluster(BROKERS) as cluster, contextlib.ExitStack() as stack:
-        addresses = cluster.servers.split(",")
-        proxies = [stack.enter_context(cutting_proxy(address, b"tiered-index")) for address in addresses]
-        faults = deque()
-        for number, proxy in enumerate(proxies, 1):
-            cluster.advertise(number, proxy.port)
-            proxy.faults = faults
-        yield cluster, faults
+    with proxied_cluster(BROKERS) as made:
+        yield made
 
 
 @pytest.fixture
@@ -50,11 +40,6 @@ def sent(producing, topic):
         producing.send(topic, ({"key": f"k{n}", "partition": n % PARTITIONS} for n in range(first, last)))
 
     return send
-
-
-@pytest.fixture
-def producing(servers):
-    return Producing(servers)
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive, ingest
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.kafka import open_kafka_messages
-from tiered_index.cli.main import app
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.kafka.messages import KafkaBroker, KafkaMessages, parse_place
 from tiered_index.storage.context import RequestContext
@@ -211,9 +210,9 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     producing.send(topic, [{"key": "a", "value": value, "headers": headers, "partition": 0, "timestamp": TIME_MS}])
 
     def run(*arguments):
-        result = CliRunner().invoke(app, [*map(str, arguments)])
-        assert result.exit_code == 0, result.output
-        return result.stdout
+        result = run_here(*arguments)
+        assert result.code == 0, result.err
+        return result.out
 
     place, keys = f"kafka://{servers}/{topic}", ("--key", "json:order.id")
     run("ingest", place, *keys, "--archive", "--root", root, "--storage", storage)
@@ -230,5 +229,5 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     assert "local" in run("message", f"kafka:{topic}/0/0", *broker)
     cluster.trim(topic, 0, 1)
     assert "archived" in run("message", f"kafka:{topic}/0/0", *broker, "--storage", storage)
-    wrong = CliRunner().invoke(app, ["message", "kafka:none/0/0", "--storage", storage])
-    assert (wrong.exit_code, "has no topic 'none'" in wrong.output) == (2, True)
+    wrong = run_here("message", "kafka:none/0/0", "--storage", storage)
+    assert (wrong.code, "has no topic 'none'" in wrong.err) == (2, True)
