@@ -27,7 +27,7 @@ SOURCES := pyproject.toml requirements.lock setup.py $(wildcard tiered_index/*.p
 CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
 
 $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
-	@echo "installing tiered_index with the extra 'demo' (versions from requirements.lock)"
+	@echo "installing tiered_index with the extra 'demo': 75 packages of requirements.lock, and a compiled core; once, 1 to 4 minutes"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
 	@$(CORE)
 	@touch $@
@@ -35,7 +35,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 # Spark, its Java and a browser are needed by development only: the demo installs none. Java and browser come while pip is at work, and all
 # cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
-	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test' (versions from requirements.lock)"
+	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,kafka,server,spark,test]' \
 		|| { wait $$found; exit 1; }; \
@@ -50,12 +50,12 @@ demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages th
 	@$(BIN)/python -m tests.demo
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
-	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock)"
+	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock); once, 1 to 2 minutes"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server]'
 	@touch $@
 
 $(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
-	@echo "installing tiered_index with the extra 'kafka' (versions from requirements.lock)"
+	@echo "installing tiered_index with the extra 'kafka' (versions from requirements.lock); once, 1 to 2 minutes"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,kafka]'
 	@touch $@
 
