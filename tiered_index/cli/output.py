@@ -237,18 +237,23 @@ class Output:
 
     def _list(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
         """Write the cells of each row as fields, and a blank line."""
-        for number, row in enumerate(rows):
-            self.fields(dict(zip(columns, row, strict=True)), title=None if number else title)
+        if title:
+            self.line(title)
+        width = max(map(len, columns))
+        for row in rows:
+            for name, cell in zip(columns, row, strict=True):
+                if cell is not None:
+                    self.line(f"  {name:<{width}}  {cell}")
             self.line()
 
     def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
         """Write names and values, one a line, integers with separators; values of None are left out."""
         if title:
             self.line(title)
-        width = max(map(len, fields), default=0)
-        for name, value in fields.items():
-            if value is not None:
-                self.line(f"  {name:<{width}}  {f'{value:,}' if type(value) is int else value}")
+        shown = {name: value for name, value in fields.items() if value is not None}
+        width = max(map(len, shown), default=0)
+        for name, value in shown.items():
+            self.line(f"  {name:<{width}}  {f'{value:,}' if type(value) is int else value}")
 
     def _text(self, text: str) -> None:
         if not self.as_json:
