@@ -77,7 +77,9 @@ def find_orphans(
     own = partial(own_objects, storage, foreign=foreign.append)
     for prefix in _KEPT:
         deque(own(prefix), 0)
-    listed = [info for prefix in _LISTED for info in own(prefix)]
+    # most objects are named now: they are dropped while they are listed, so that memory does not grow with them
+    known = log.refresh()
+    listed = [info for prefix in _LISTED for info in own(prefix) if not _names_object(known, info.name)]
     staged = list(own(STAGING_PREFIX))
     tickets, renewed = _tickets(storage, staged)
     uploads = [
@@ -93,15 +95,19 @@ def find_orphans(
         since_ms = now_ms - round(removed_s * 1000)
         young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
         over = {name for number in removed.keys() - young for name in removed.pop(number)}
+    listed += _infos(storage, [name for name in over if _names_object(known, name)])
     listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
-    kept = state.objects.keys() | state.archive.keys() | {name for names in removed.values() for name in names}
+    young_removed = {name for names in removed.values() for name in names}
     waiting = _waiting(log, state, tickets, before_ms)
     listed += [
         info
         for info in staged
         if info.modified_ms < before_ms and info.name not in waiting and _file_of(info) not in renewed
     ]
-    orphaned, strange = (tuple(info for info in infos if info.name not in kept) for infos in (listed, foreign))
+    orphaned, strange = (
+        tuple(i for i in infos if i.name not in young_removed and not _names_object(state, i.name))
+        for infos in (listed, foreign)
+    )
     return Orphans(orphaned, tuple(uploads), log, strange)
 
 
@@ -116,17 +122,29 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
             tickets = [info for info in own_objects(storage, STAGING_PREFIX) if info.name.endswith(TICKET_SUFFIX)]
             asked = {_file_of(info) for info in tickets if info.name not in doomed}
         state = orphans.log.refresh()
-        in_log = state.objects.keys() | state.archive.keys()
         gone = [
             i
             for i in batch
-            if i.name not in in_log and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)
+            if not _names_object(state, i.name) and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)
         ]
         storage.delete_many([info.name for info in gone])
         deleted += gone
     for handle in orphans.uploads:
         storage.abort_upload(handle)
     return replace(orphans, objects=tuple(deleted))
+
+
+def _names_object(state: LogState, name: str) -> bool:
+    return name in state.objects or name in state.archive
+
+
+def _infos(storage: Storage, names: Iterable[str]) -> list[ObjectInfo]:
+    """Return the descriptions of the objects that the storage has: a request each."""
+    found = []
+    for name in names:
+        with contextlib.suppress(ObjectNotFound):
+            found.append(storage.head(name))
+    return found
 
 
 def _file_of(info: ObjectInfo) -> str:

@@ -4,10 +4,13 @@ month.
 
 import itertools
 import random
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.log_records import an_object
+from tests.support.log_records import publish as publish_objects
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.run import publish
@@ -34,6 +37,19 @@ class Publishing(WrapperStorage):
             publish(self._job, self._results, self.inner, self._life.log())
 
 
+class MergedMeanwhile(WrapperStorage):
+    """A storage whose objects are merged after a sweep has listed them."""
+
+    def __init__(self, life):
+        super().__init__(life.storage)
+        self._life = life
+
+    def list_uploads(self, prefix="", *, older_than_ms=None):
+        """Merge, then do as the inner storage does."""
+        self._life.merge()
+        yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
+
+
 class KilledBeforeDeleting(WrapperStorage):
     """A storage whose user comes no further than to what he would have deleted."""
 
@@ -52,6 +68,30 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     delete_orphans(life.storage, found)
     assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
     life.check()
+
+
+def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks(life):
+    """So an erasure without grace leaves nothing that a merge beside it replaced."""
+    life.fill()
+    inputs = set(life.state.objects)
+    found = find_orphans(MergedMeanwhile(life), life.log(), older_than_s=HOUR_S, removed_s=0)
+    assert {info.name for info in found.objects} == inputs != set(life.state.objects)
+
+
+def test_memory_of_a_sweep_does_not_grow_with_the_objects_that_the_log_names(life):
+    log = life.log()
+    objects = tuple(an_object(number) for number in range(1, 5_001))
+    publish_objects(log, log.state.epoch, objects)
+    for stored in objects:
+        life.storage.put_if_absent(stored.name, b"")
+    life.clock.advance(2 * DAY_S)
+    tracemalloc.start()
+    try:
+        assert find_orphans(life.storage, log).objects == ()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * len(objects), "an object's description alone takes more than 150 bytes"
 
 
 def test_a_log_that_others_have_moved_on_since_it_was_opened(life):
