@@ -23,13 +23,14 @@ import typer
 from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.memory import memory_bytes
 from tests.benchmarks.running import Out, RootDir, base_folder, write_document
+from tests.support.later import Later
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_summary, log_name
+from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, checkpoint_name, is_summary, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.expiry import plan_expiry
@@ -135,7 +136,8 @@ def _written(folder: str, count: int) -> list[Row]:
     checkpoint = state.encode()
     storage.put(checkpoint_name(state.number, state.digest), checkpoint)
     for stored in objects:
-        path = Path(folder) / stored.name
+        # without the syncs of a put
+        path = storage._path(stored.name)
         path.parent.mkdir(parents=True)
         path.touch()
     return [
@@ -184,13 +186,15 @@ def _opened(folder: str, _: int) -> list[Row]:
 
 
 def _orphans(folder: str, _: int) -> list[Row]:
-    """Look for orphans: every object is listed."""
-    storage = LocalStorage(folder)
+    """Look for orphans two days later: every object is listed."""
+    storage = Later(LocalStorage(folder), 2 * _DAY_S)
     log = StorageLog(storage, SystemClock())
+    listed = sum(1 for _ in storage.list(DATA_PREFIX))
     log.open()
     before = _mib("VmRSS")
     cpu_s = _cpu_s(partial(find_orphans, storage, log))
     return [
+        Row("find orphans: objects listed", "", listed),
         Row("find orphans", "CPU s", cpu_s),
         Row("find orphans: more peak memory", "MiB", max(0.0, _mib("VmHWM") - before)),
     ]

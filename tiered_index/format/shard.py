@@ -140,6 +140,11 @@ class ShardWriter:
         self.position = HEADER_SIZE
         """Bytes so far, without the run that is not complete yet. After `finish` it is the place of the trailer."""
 
+    @property
+    def topic_ids(self) -> set[int]:
+        """The topic ids of the items so far."""
+        return {stats.topic_id for stats in self._topic_stats}
+
     def begin(self) -> bytes:
         """Return the header."""
         return self.header.pack()

@@ -19,7 +19,7 @@ Int64 = npt.NDArray[np.int64]
 # most points of a line, and entries per point
 _MOST_POINTS, _ENTRIES_A_POINT = 256, 2048
 # a line is computed from less than 2 * this number of items
-_SAMPLE = 1 << 18
+_SAMPLE = 1 << 16
 _MOST_SHIFT = 62
 
 
@@ -37,13 +37,13 @@ class TimeLine:
     @classmethod
     def through(cls, items: Array) -> TimeLine:
         """Return a line through the times of items (n >= 1, in any order), or through a sample of them."""
+        points = 1 + min(_MOST_POINTS, 1 + len(items) // _ENTRIES_A_POINT)
         items = items[:: max(1, len(items) // _SAMPLE)]
         # native numbers, because others are sorted ten times as slowly
         offsets, seconds = items["offset"].astype(np.int64), items["time_diff_s"].astype(np.int64)
         base, last = int(offsets.min()), int(offsets.max())
         order = np.argsort(offsets, kind="stable")
         offsets, seconds = offsets[order], seconds[order]
-        points = 1 + min(_MOST_POINTS, 1 + len(items) // _ENTRIES_A_POINT)
         shift = min(_MOST_SHIFT, ((last - base) // (points - 1)).bit_length())
         places = np.arange(2 + (last - base >> shift)) * 2.0**shift
         return cls(base, shift, tuple(np.rint(np.interp(places, offsets - base, seconds)).astype(np.int64).tolist()))

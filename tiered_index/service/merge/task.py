@@ -26,6 +26,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
+from tiered_index.format.slots import divided
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.retention import Expired
@@ -123,7 +124,7 @@ class InputReader:
         first, last = metadata.slot_map.slots_of_base(low, high)
         runs = trailer.directory.runs_between(first, last, *seconds)
         items = read_items(self._inputs[index], runs)
-        base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self.base
+        _, base_slots = divided(normal_hashes(items["key_hash"]), self.base)
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
         kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
         if not kept.all():
@@ -224,7 +225,6 @@ class _OpenShard:
     writer: ShardWriter
     upload: Upload
     file_id: str
-    used_topics: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -276,7 +276,6 @@ class TableRun:
             share = window.entries * (self._high - self._low) // window.slots.base
             room = len(items) if is_giant else min(self.most, share + len(items))
             self._open = self._begin(*((piece.low, piece.high) if is_giant else (self._low, self._high)), room, items)
-        self._open.used_topics.update(np.unique(items["topic_id"]).tolist())
         self._open.upload.write(self._open.writer.add(items))
         if is_giant:
             self._close(piece.high)
@@ -311,7 +310,8 @@ class TableRun:
         window = self.window
         writer, upload = shard.writer, shard.upload
         writer.slot_range = window.slots.slots_of_base(low, high)
-        topics = {topic_id: name for topic_id, name in self.topics.items() if topic_id in shard.used_topics}
+        used = writer.topic_ids
+        topics = {topic_id: name for topic_id, name in self.topics.items() if topic_id in used}
         more = {"table": window.table, "window_s": window.window_s, "sequence": self.sequence}
         trailer = writer.finish(
             shard.file_id, f"tiered_index {__version__}", self.descriptor.offset_space, topics, more

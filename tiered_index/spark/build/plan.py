@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.slots import SlotMap
+from tiered_index.format.slots import SlotMap, divided
 from tiered_index.service.answers.validation import TopicTable, milliseconds
 from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.merge.plan import Window, window_seconds
@@ -294,7 +294,8 @@ class BuildPlan:
             raise InvalidArgument("the source changed while it was read: it has windows that were not counted")
         widths = np.array([table.width for table in self.tables], np.int64)
         width = widths[0] if (widths == widths[0]).all() else widths[index]
-        return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // width, begins
+        _, slots = divided(hashes, self.genesis.layout.slots)
+        return self._firsts[index] + slots // width, begins
 
 
 def plan_build(
