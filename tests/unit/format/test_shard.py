@@ -176,10 +176,16 @@ def test_the_sum_of_no_entries_is_0_in_every_schema():
 
 @pytest.mark.parametrize("oldest", [0, -(2**33)], ids=["of days", "of centuries"])
 @pytest.mark.parametrize("slots", [SlotMap(1), SlotMap(7)], ids=str)
-def test_answer_order_is_that_of_the_columns(slots, oldest):
+@pytest.mark.parametrize("runs", [0, 4], ids=["unsorted", "sorted runs"])
+def test_answer_order_is_that_of_the_columns(slots, oldest, runs):
     items = make_items(5_000, hashes=40)
     items["offset"] %= 3
     seconds = np.random.default_rng(2).choice(np.array([oldest, oldest + 1, 0, 1, 50]), len(items))
+    if runs:
+        parts = zip(np.array_split(items, runs), np.array_split(seconds, runs), strict=True)
+        ordered = [(some, times, answer_sorted(some, times, slots, KEYED_SCHEMA)) for some, times in parts]
+        items = np.concatenate([some[order] for some, _, order in ordered])
+        seconds = np.concatenate([times[order] for _, times, order in ordered])
     order = answer_sorted(items, seconds, slots, KEYED_SCHEMA)
     ranks = hash_rank(items["key_hash"].astype(np.int32), slots.base)
     columns = [~items["offset"].astype(np.int64), -seconds, ranks]
