@@ -177,11 +177,11 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
         hashed = columns
         columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
         topics, keys = batch.column("topic").dictionary_encode(), batch.column("key")
-        names = dict(enumerate(topics.dictionary.to_pylist()))
         kept = picked.rows(columns, schema)
-        ids = topics.indices.to_numpy()
-        judged = {name: values[kept] for name, values in hashed.items()} | {"topic_id": ids[kept]}
-        kept = kept[picked.expired.keeps(judged, columns["second"][kept], names)]
+        if picked.expired:
+            names, ids = dict(enumerate(topics.dictionary.to_pylist())), topics.indices.to_numpy()
+            judged = {name: values[kept] for name, values in hashed.items()} | {"topic_id": ids[kept]}
+            kept = kept[picked.expired.keeps(judged, columns["second"][kept], names)]
         if len(kept) == len(batch):
             yield Part(SOURCE, columns, topics, keys)
         elif len(kept):
@@ -219,8 +219,9 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
             whole["key_hash"] = picked.as_compared(items["key_hash"])
             kept = picked.rows(whole, schema)
-            names = dict(trailer.metadata.topics)
-            kept = kept[picked.expired.keeps(items[kept], whole["second"][kept], names)]
+            if picked.expired:
+                names = dict(trailer.metadata.topics)
+                kept = kept[picked.expired.keeps(items[kept], whole["second"][kept], names)]
             for start in range(0, len(kept), _BATCH_ROWS):
                 some: Any = kept[start : start + _BATCH_ROWS]
                 if len(kept) == len(items):
