@@ -172,7 +172,7 @@ broken-index-is-an-empty-folder: an index below a prefix that lost its log is pa
   in IndexReader._open_child
   - if next(iter(child.list(epoch_name(1))), None) is not None:
   + if child is None:
-  tests/unit/service/several/test_sources_in_trouble.py::test_an_index_without_its_log_is_no_empty_folder
+  tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
 ties-of-sources-lost-between-pages: a page leaves out what a later source has at the cursor's very place
   in SourcedFile.search
   - if self._number > last:

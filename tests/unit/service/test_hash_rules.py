@@ -1,16 +1,20 @@
 """Files of both of RocketMQ's hash rules in one index: `abs` up to its release 5.5.0, `mask` from 5.5.1 on. Half of the
 keys have another hash by each, and every key is found, in every state of a file and after a merge. Keys of two topics
-may have one hash.
+may have one hash, and files may have the layout of earlier versions.
 """
 
 import pytest
 
+from tests.support.batches import batch
+from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, Lookup, hash_key
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
 from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.format.layout import Layout
+from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.merge.run import MergeOptions, merge
 
 T = 1_700_000_000_000
@@ -126,3 +130,42 @@ def test_each_topic_has_its_own_answers(open_index, storage, clock, entries):
     index.run_lifecycle()
     assert [handle.place for handle in index.files()] == ["storage"]
     check(index)
+
+
+def version(life, name):
+    """Return the format version of an object."""
+    data = life.storage.get(name)
+    return parse_trailer(data, name, len(data)).metadata.version
+
+
+@pytest.mark.parametrize(("keep_s", "item_type"), [(0, None), (10**9, RegionItem)])
+def test_plain_files_of_earlier_versions_are_read_and_merged(merging, keep_s, item_type):
+    life = merging(settings={"slots": 50, "local_keep_s": keep_s}, item_type=item_type)
+    versions = []
+    for number, layout in enumerate(("plain", "packed", "plain")):
+        life.index.close()
+        life.index = life.open()
+        life.put((BASE_MS + number * HOUR_MS + row * 1000, f"k{row % 9}") for row in range(60))
+        with plain_files(layout == "plain"):
+            life.publish()
+        versions.append(version(life, max(life.state.files.values(), key=lambda stored: stored.sequence).name))
+        life.check(life.index)
+    assert versions == [1, 4, 1]
+    life.check()
+    life.later()
+    life.merge()
+    assert not life.state.files and {version(life, name) for name in life.state.objects} == {3}
+    life.check()
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it(open_index, layout):
+    """The slots before the giant one are empty: their group begins where its first block does."""
+    index = open_index(slots=7, items=10_000)
+    giant, absent = (next(f"k{n}" for n in range(99) if hash_key("t", f"k{n}") % 7 == slot) for slot in (3, 1))
+    index.put_batch(batch(10_000, key=giant, timestamp_ms=BASE_MS))
+    with plain_files(layout == "plain"):
+        index.seal()
+        index.run_lifecycle()
+    found = index.query_many([Lookup(topic="t", key=key, max_count=2) for key in (giant, absent)])
+    assert [[item.offset for item in result.items] for result in found] == [[9_999, 9_998], []]

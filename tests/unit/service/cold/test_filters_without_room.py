@@ -97,6 +97,21 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(made, tmp_pat
     assert fetched > ROOM
 
 
+def test_room_is_counted_once_while_filters_are_being_fetched(made, dear):
+    """All files are due in one lookup, and searched side by side; one thread fetches each."""
+    with reader(made, None) as asked:
+        filters = asked._cold_paths[0].filters
+        for stored in made.stored * PROBES:
+            filters.record_miss(stored, 1)
+        begun = [stored for stored in made.stored if filters.begin_fetch(stored)]
+        assert begun == made.stored[:ROOM]
+        assert not any(filters.begin_fetch(stored) for stored in made.stored)
+        for stored in begun:
+            filters.end_fetch(stored)
+        # the room of those that could not be had is free again, and their misses are counted anew
+        assert [stored for stored in made.stored if filters.begin_fetch(stored)] == made.stored[ROOM : 2 * ROOM]
+
+
 def test_an_explicit_fetch_takes_the_room_of_what_was_used_longest_ago(made, dear):
     with reader(made, None) as asked:
         for stored in made.stored:

@@ -19,7 +19,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
 _OBJECTS = 10_000
-_FILES, _ENTRIES, _KEYS = 100, 3_000, 1_000
+_FILES, _ENTRIES, _KEYS = 50, 3_000, 500
 
 
 def _older(stored, number):
