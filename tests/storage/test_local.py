@@ -1,9 +1,7 @@
-"""What is special about a folder: other processes, other files, its own clean-up."""
+"""What is special about a folder: other files, its own clean-up."""
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,37 +10,6 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured
 from tiered_index.storage.base import UploadHandle
 from tiered_index.storage.local.storage import LocalStorage
-
-_RACE = """
-import sys, time
-from pathlib import Path
-from tiered_index.errors import ObjectExists
-from tiered_index.storage.local.storage import LocalStorage
-storage = LocalStorage(Path(sys.argv[1]))
-Path(sys.argv[1], f"ready-{sys.argv[2]}").touch()
-while len(list(Path(sys.argv[1]).glob("ready-*"))) < 3:
-    time.sleep(0.001)
-for n in range(40):
-    try:
-        storage.put_if_absent(f"log/{n:03d}", sys.argv[2].encode() * 500)
-    except ObjectExists:
-        continue
-    print(n)
-"""
-
-
-def test_one_of_racing_processes_wins_each_name(tmp_path: Path) -> None:
-    racers = [
-        subprocess.Popen([sys.executable, "-c", _RACE, str(tmp_path), letter], stdout=subprocess.PIPE, text=True)
-        for letter in "abc"
-    ]
-    wins = {letter: racer.communicate(timeout=60)[0].split() for letter, racer in zip("abc", racers, strict=True)}
-    assert [racer.returncode for racer in racers] == [0, 0, 0]
-    assert sorted(int(n) for won in wins.values() for n in won) == list(range(40))
-    storage = LocalStorage(tmp_path)
-    for letter, won in wins.items():
-        for n in won:
-            assert storage.get(f"log/{int(n):03d}") == letter.encode() * 500
 
 
 def test_files_that_are_not_objects_are_neither_listed_nor_touched(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.sqlite_children import check_sound, child, output
+from tests.storage.children import check_sound, child, output
 from tiered_index.errors import ObjectNotFound
 from tiered_index.storage.sqlite.storage import SqliteStorage
 

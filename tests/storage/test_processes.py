@@ -1,18 +1,22 @@
-"""One database file, several processes: one winner, no half objects, forks."""
+"""One folder or database file, several processes: one winner, no half objects, uploads that change hands, forks."""
 
+import json
 from pathlib import Path
 
-from tests.storage.sqlite_children import check_sound, child, output
+import pytest
+
+from tests.storage.children import check_sound, child, output
+from tiered_index.storage.base import PartInfo
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 RACER = """
 import sys
-from pathlib import Path
 from tiered_index.errors import ObjectExists
-from tiered_index.storage.sqlite.storage import SqliteStorage
+from tiered_index.storage.opening import open_storage
 
 racer, rounds = sys.argv[2], int(sys.argv[3])
-with SqliteStorage(Path(sys.argv[1])) as storage:
+with open_storage(sys.argv[1]) as storage:
     print("ready", flush=True)
     sys.stdin.readline()
     won = []
@@ -26,14 +30,17 @@ print(*won)
 """
 
 
-def test_racing_processes_have_one_winner_from_the_first_byte_of_the_file(tmp_path: Path) -> None:
+@pytest.fixture(params=["file", "sqlite"])
+def url(request, tmp_path: Path):
+    yield f"{request.param}://{tmp_path}/objects"
+    if request.param == "sqlite":
+        check_sound(tmp_path / "objects")
+
+
+def test_racing_processes_have_one_winner_from_the_first_byte_of_the_storage(url: str) -> None:
     """The database itself is made in the race, too."""
-    path, rounds = tmp_path / "objects.db", 60
-    with (
-        child(RACER, path, "a", rounds) as a,
-        child(RACER, path, "b", rounds) as b,
-        child(RACER, path, "c", rounds) as c,
-    ):
+    rounds = 60
+    with child(RACER, url, "a", rounds) as a, child(RACER, url, "b", rounds) as b, child(RACER, url, "c", rounds) as c:
         racers = {"a": a, "b": b, "c": c}
         for process in racers.values():
             assert process.stdout
@@ -44,10 +51,29 @@ def test_racing_processes_have_one_winner_from_the_first_byte_of_the_file(tmp_pa
             process.stdin.flush()
         won = {racer: [int(n) for n in output(process).split()] for racer, process in racers.items()}
     assert sorted(n for numbers in won.values() for n in numbers) == list(range(rounds))
-    with SqliteStorage(path) as storage:
+    with open_storage(url) as storage:
         for racer, numbers in won.items():
             assert all(storage.get(f"log/{n}") == (racer * 3000).encode() for n in numbers)
-    check_sound(path)
+
+
+UPLOADER = """
+import json, sys
+from tiered_index.storage.base import UploadHandle
+from tiered_index.storage.opening import open_storage
+
+with open_storage(sys.argv[1]) as storage:
+    print(storage.upload_part(UploadHandle.from_json(json.loads(sys.argv[2])), 2, b"second" * 500_000).etag)
+"""
+
+
+def test_an_upload_goes_on_in_another_process(url: str) -> None:
+    with open_storage(url) as storage:
+        handle = storage.begin_upload("object")
+        first = storage.upload_part(handle, 1, b"first")
+        with child(UPLOADER, url, json.dumps(handle.to_json())) as process:
+            etag = output(process).strip()
+        storage.complete_upload(handle, [first, PartInfo(2, etag, 3_000_000)])
+        assert storage.get("object") == b"first" + b"second" * 500_000
 
 
 WRITER = """
