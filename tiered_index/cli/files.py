@@ -21,7 +21,6 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, listed
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
-from tiered_index.service.reader import IndexReader
 from tiered_index.types import TopicsResult
 
 _PARTIAL = 6
@@ -96,7 +95,7 @@ def files(session: Session, service: ServiceOptions) -> int:
         with client:
             document = client.files()
     else:
-        with IndexReader.open(config=session.config()) as reader:
+        with session.open_reader(session.config()) as reader:
             handles = reader.files()
             document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.archived())
         broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]

@@ -123,6 +123,8 @@ class Session:
     def open_reader(self, config: IndexConfig, *, with_writers: bool = False) -> IndexReader:
         """Open the index that the options name, `with_writers` for `IndexReader.writers`. Raises as it."""
         several = self.storages if len(self.storages) > 1 else None
+        if config.root is None and config.storage is None and several is None:
+            raise ConfigError("no index is given: --storage URI, --root DIR, or both")
         # with a root the reader knows its writer
         return IndexReader(config, storages=several, with_writers=with_writers and config.root is None)
 

@@ -371,3 +371,10 @@ def test_settings_come_from_the_environment(run_here, original):
     outcome = run_here("query", "orders", "own-7", "--json", environment={"TIERED_INDEX_ROOT": str(original.root)})
     assert offsets(outcome.document) == [7]
     assert run_here("files", environment={"TIERED_INDEX_RUT": "x"}).code == 2
+
+
+@pytest.mark.parametrize("command", [("query", "orders", "k1"), ("topics",), ("files",)])
+def test_a_command_without_an_index_names_its_options(run_here, command):
+    refused = run_here(*command)
+    assert (refused.code, refused.out) == (2, "")
+    assert "no index is given: --storage URI, --root DIR, or both" in refused.err
