@@ -65,14 +65,15 @@ positions = st.dictionaries(texts, numbers, max_size=3)
 sums = st.integers(0, 2**32 - 1)
 segment_names = st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", fullmatch=True)
 places = texts, st.integers(0, 2**62), st.integers(0, 2**43), sums, sums
+# an object has some bytes more than the segment
 segments = st.tuples(segment_names, *places, st.integers(0, 2**40), sizes).map(
     lambda given: ArchivedSegment(*given[:6], given[3] + given[6], given[7])
 )
 batches = st.dictionaries(texts, st.builds(StreamBatch, numbers, numbers, st.integers(0, 2**64 - 1)), max_size=3)
 layouts = st.sampled_from([GENESIS.layout, Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)])
 genesis = st.none() | st.builds(IndexDescriptor, ids, layouts, texts)
-some = [st.lists(one, max_size=3).map(tuple) for one in (stored(), texts, segments)]
-members = numbers, texts, numbers, texts, times, *some[:2], positions, genesis, some[2], batches
+added, removed, archived = [st.lists(one, max_size=3).map(tuple) for one in (stored(), texts, segments)]
+members = numbers, texts, numbers, texts, times, added, removed, positions, genesis, archived, batches
 records = st.builds(LogRecord, *members)
 
 

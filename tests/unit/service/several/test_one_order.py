@@ -41,10 +41,10 @@ class Brokers:
     broken: str | None = None
 
     def fetch(self, items, topic, key):
-        error = StorageUnavailable("away")
-        found = {False: {"state": "archived"}, True: {"state": "missing", "error": error, "problem": "away"}}
+        gone = {"state": "missing", "error": StorageUnavailable("away"), "problem": "away"}
+        states = [gone if item.source == self.broken else {"state": "archived"} for item in items]
         read = {"read_from": "segment", "requests": 1}
-        return [Fetched(item=item, **read, **found[item.source == self.broken]) for item in items]
+        return [Fetched(item=item, **read, **state) for item, state in zip(items, states, strict=True)]
 
 
 @pytest.mark.parametrize("count", [3, 1000])
