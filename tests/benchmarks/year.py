@@ -137,4 +137,4 @@ def year_table(weeks: int) -> tuple[Table, bool]:
         gets[hours] == (windows[hours],) * 2 for gets, windows in zip(measured, counted, strict=True) for hours in gets
     )
     files = f"{year.hours:,} hourly files ({weeks} weeks)"
-    return Table(f"GETs a lookup of the newest part of {files}", tuple(columns), tuple(rows)), exact
+    return Table(f"GETs per lookup in the newest part of {files}", tuple(columns), tuple(rows)), exact
