@@ -9,8 +9,12 @@ from typing import Any
 from tests.rocketmq import golden_store
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
+from tiered_index.clock import SystemClock
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 
 
@@ -56,3 +60,16 @@ def delete_segments(store: Path, before: int) -> None:
 def lies(message: Message) -> str:
     """Return the name of the golden segment that holds a message."""
     return f"{message.physical_offset // golden_store.SEGMENT_BYTES * golden_store.SEGMENT_BYTES:020d}"
+
+
+def log_of(storage: Storage) -> StorageLog:
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    return log
+
+
+def verified(storage: Storage) -> Report:
+    """Return what `verify --deep` tells of a storage."""
+    report = Report()
+    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
+    return report

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.rocketmq.archived_store import open_index, put
+from tests.rocketmq.archived_store import log_of, open_index, put, verified
 from tests.support.damage import flip_object
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
@@ -26,14 +26,11 @@ from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure import segments
 from tiered_index.service.erasure.erase import EraseRequest
 from tiered_index.service.erasure.erase import erase as erase_by
 from tiered_index.service.lifecycle.copying import copy_index
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -89,7 +86,7 @@ def names(storage):
 
 
 def archive_of(storage):
-    state = StorageLog(storage, SystemClock()).open()
+    state = log_of(storage).state
     return SegmentArchive(storage, lambda: state, lambda: state)
 
 
@@ -139,7 +136,7 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, 
         assert [getattr(message, name) for name in kept] == [getattr(before[offset], name) for name in kept]
     stored = b"".join(map(storage.get, names(storage)))
     assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
-    assert not repair(storage)[1].findings
+    assert not verified(storage).findings
     # the follower, which has the source's own file, knows it again
     index._lifecycle.refresh()
     rewritten = names(storage)
@@ -232,10 +229,9 @@ def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(life, i
 
 
 def erase_by_key(to, key="k-3"):
-    log, request = StorageLog(to, SystemClock()), EraseRequest("orders", (key,), before_ms=BEGIN_MS + 300_000)
-    log.open()
+    request = EraseRequest("orders", (key,), before_ms=BEGIN_MS + 300_000)
     find = partial(MessagesToErase, request)
-    return erase_by(to, log, request, SystemClock(), yes=True, now=True, grace_s=0, threads=1, messages=find)
+    return erase_by(to, log_of(to), request, SystemClock(), yes=True, now=True, grace_s=0, threads=1, messages=find)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -288,8 +284,8 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
     done = erase_by_key(first)
     assert (done.status, done.remaining, done.segment_problems) == ("erased", (), ())
     # each counts what its own records put in place, and messages once
-    log = StorageLog(local, SystemClock())
-    placed = [number for number in range(1, log.open().number + 1) if log.record(number).kind == "erase"]
+    log = log_of(local)
+    placed = [number for number in range(1, log.state.number + 1) if log.record(number).kind == "erase"]
     assert sum(bool(log.record(number).archive) for number in placed) == sum(
         certificate.segments_rewritten for certificate in (first.done, done)
     )
@@ -352,11 +348,9 @@ def damage(storage):
 
 def repair(storage, store=None, standby=None, *, yes=True):
     """Return what is done about damaged segments, and the report with its notes."""
-    log, report = StorageLog(storage, SystemClock()), Report()
-    log.open()
-    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
+    report = verified(storage)
     source = StoreDirectory.open(store, "a-store") if store is not None else None
-    return SegmentRepairs(storage, log, standby, source).run(report, yes=yes), report
+    return SegmentRepairs(storage, log_of(storage), standby, source).run(report, yes=yes), report
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST
-from tests.rocketmq.archived_store import delete_segments, index_log, open_index
+from tests.rocketmq.archived_store import delete_segments, index_log, log_of, open_index, verified
 from tests.rocketmq.remoting_client import BEGIN, END, HERE, PULL, STATS, ask, ends, pull, pulled, records
 from tests.support.damage import flipped
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.retention import Retention
@@ -29,11 +30,8 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting import archived_queues, pulling
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import decode_frame
-from tiered_index.service.checks.checks import check_storage
-from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import copy_index
 from tiered_index.service.lifecycle.expiry import expire_index
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 
@@ -184,38 +182,40 @@ def test_segments_of_before_are_archived_again_with_their_queue_offsets(index, t
         assert pulled(ReadOnlyBroker(index), topic, queue_id, 0, 60)[0] == queue
 
 
-def log_of(storage):
-    log = StorageLog(storage, SystemClock())
-    log.open()
-    return log
+def archived_life(folder, puts):
+    """The storage of an index that is closed, with its archive, and the messages of its store."""
+    messages = made(folder / "s", puts)
+    storage = LocalStorage(folder / "storage")
+    with open_index(folder / "root", storage, local_keep_s=0) as index:
+        index_log(index, folder / "s")
+        assert archive(index, folder / "s") >= 2
+        index.seal()
+        index.run_lifecycle()
+    return storage, messages
 
 
-def verified(storage):
-    report = Report()
-    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
-    return report
+@pytest.fixture
+def life(tmp_path):
+    return archived_life(tmp_path, [{"queue_id": n % 2, "keys": [f"k-{n % 10}"]} for n in range(120)])
 
 
-def archived_life(tmp_path, puts=None, **settings):
-    messages = made(tmp_path / "s", puts or [{"queue_id": n % 2, "keys": [f"k-{n % 10}"]} for n in range(120)])
-    storage = LocalStorage(tmp_path / "storage")
-    index = open_index(tmp_path / "root", storage, local_keep_s=0, **settings)
-    index_log(index, tmp_path / "s")
-    assert archive(index, tmp_path / "s") >= 2
-    index.seal()
-    index.run_lifecycle()
-    return storage, index, messages
+def segments_of(storage):
+    return sorted(log_of(storage).state.archive.values(), key=lambda one: one.start)
+
+
+@contextmanager
+def reading(storage, **settings):
+    with IndexReader.open(storage.uri, **settings) as reader:
+        yield ReadOnlyBroker(reader)
 
 
 @pytest.mark.parametrize("now", [False, True])
 @pytest.mark.parametrize("asked", [{"keys": "k-4"}, {"queue_id": 0, "before_ms": BEGIN_MS + 50_000}])
-def test_erased_messages_are_passed_over_whether_their_bytes_are_there_or_not(tmp_path, now, asked):
-    storage, index, messages = archived_life(tmp_path)
-    with index:
-        done = erase(storage.uri, "orders", **asked, yes=True, now=now, grace_s=0)
-        assert bool(done.messages_erased) == now
-    with IndexReader.open(storage.uri) as reader:
-        broker = ReadOnlyBroker(reader)
+def test_erased_messages_are_passed_over_whether_their_bytes_are_there_or_not(life, now, asked):
+    storage, messages = life
+    done = erase(storage.uri, "orders", **asked, yes=True, now=now, grace_s=0)
+    assert bool(done.messages_erased) == now
+    with reading(storage) as broker:
         for (topic, queue_id), queue in in_queues(messages).items():
             if "keys" in asked:
                 gone = [m for m in queue if "k-4" in m.index_keys]
@@ -233,23 +233,20 @@ def test_erased_messages_are_passed_over_whether_their_bytes_are_there_or_not(tm
 def test_only_erased_messages_in_reach_lead_on_to_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(pulling, "_MOST_ENTRIES", 5)
     puts = [{"keys": ["gone" if n < 12 else "kept"]} for n in range(60)]
-    storage, index, _ = archived_life(tmp_path, puts)
-    with index:
-        erase(storage.uri, "orders", keys="gone", yes=True, now=True, grace_s=0)
-    with IndexReader.open(storage.uri) as reader:
-        answer = pull(ReadOnlyBroker(reader), "orders", 0, 0)
+    storage, _ = archived_life(tmp_path, puts)
+    erase(storage.uri, "orders", keys="gone", yes=True, now=True, grace_s=0)
+    with reading(storage) as broker:
+        answer = pull(broker, "orders", 0, 0)
         told = (answer.code, answer.remark, answer.fields["nextBeginOffset"], answer.body)
         assert told == (20, "MESSAGE_WAS_REMOVING", "5", b"")
 
 
-def test_a_queue_begins_behind_what_has_expired(tmp_path):
-    storage, index, messages = archived_life(tmp_path)
-    index.close()
+def test_a_queue_begins_behind_what_has_expired(life):
+    storage, messages = life
     now = ManualClock(BEGIN_MS + 120_000)
     expire_index(storage.uri, Retention(topics={"orders": 50}), yes=True, clock=now)
-    with IndexReader.open(storage.uri) as reader:
-        broker = ReadOnlyBroker(reader)
-        before_ms = reader.segment_archive.state().expired.before_ms("orders")
+    before_ms = log_of(storage).state.expired.before_ms("orders")
+    with reading(storage) as broker:
         assert BEGIN_MS + 60_000 < before_ms < BEGIN_MS + 100_000
         for (topic, queue_id), queue in in_queues(messages).items():
             kept = [m for m in queue if m.store_ms >= before_ms]
@@ -259,13 +256,12 @@ def test_a_queue_begins_behind_what_has_expired(tmp_path):
             assert (answer.code, answer.fields["nextBeginOffset"]) == (21, str(60 - len(kept)))
 
 
-def test_a_flipped_bit_is_damage_and_never_another_answer(tmp_path):
+def test_a_flipped_bit_is_damage_and_never_another_answer(life):
     """Anywhere in an archived segment with its queue offsets: pulls end before it, and fail at it."""
-    storage, index, messages = archived_life(tmp_path)
-    with index:
-        archived = index.segment_archive
-        (segment, *_) = sorted(archived.state().archive.values(), key=lambda one: one.start)
-        runs = archived.queue_directory(segment).topics
+    storage, messages = life
+    segment = segments_of(storage)[0]
+    with IndexReader.open(storage.uri) as reader:
+        runs = reader.segment_archive.queue_directory(segment).topics
     whole = storage.get(segment.name)
     queue = in_queues(messages)["orders", 1]
     (run,) = [one for one in runs["orders"] if one.queue_id == 1]
@@ -273,8 +269,7 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(tmp_path):
     places = [queue[7].physical_offset + 30, segment.size_bytes + run.begin + 7 * 16, behind - 30]
     for place in places:
         storage.put(segment.name, flipped(whole, place))
-        with IndexReader.open(storage.uri) as reader:
-            broker = ReadOnlyBroker(reader)
+        with reading(storage) as broker:
             answer = pull(broker, "orders", 1, 7)
             assert (answer.code, answer.body) == (1, b"")
             first = pull(broker, "orders", 1, 0)
@@ -283,16 +278,14 @@ def test_a_flipped_bit_is_damage_and_never_another_answer(tmp_path):
         assert {one.file for one in verified(storage).findings} == {segment.name}
 
 
-def test_a_lost_segment_leaves_its_offsets_unknown(tmp_path):
-    storage, index, messages = archived_life(tmp_path)
-    with index:
-        middle = sorted(index.segment_archive.state().archive.values(), key=lambda one: one.start)[1]
+def test_a_lost_segment_leaves_its_offsets_unknown(life):
+    storage, messages = life
+    middle = segments_of(storage)[1]
     storage.delete(middle.name)
     SegmentRepairs(storage, log_of(storage), give_up=True).run(verified(storage), yes=True)
     queue = in_queues(messages)["orders", 0]
     lost = [m.queue_offset for m in queue if middle.start <= m.physical_offset < middle.end]
-    with IndexReader.open(storage.uri) as reader:
-        broker = ReadOnlyBroker(reader)
+    with reading(storage) as broker:
         assert ends(broker, "orders", 0) == (0, 60)
         assert ask(broker, STATS, "orders").code == 1
         assert pulled(broker, "orders", 0, 0, lost[0])[0] == queue[: lost[0]]
@@ -382,9 +375,8 @@ def test_a_queue_of_which_nothing_is_left_is_not_known(index, tmp_path):
         assert pull(broker, "orders", queue_id, 0).code == 1
 
 
-def test_erasures_copies_and_repairs_keep_queue_offsets(tmp_path):
-    storage, index, _ = archived_life(tmp_path)
-    index.close()
+def test_erasures_copies_and_repairs_keep_queue_offsets(life, tmp_path):
+    storage, _ = life
     erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
     target = f"file://{tmp_path}/copied"
     copy_index(storage.uri, target)
@@ -435,31 +427,28 @@ def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
         archived.queue_directory(wrong)
 
 
-def test_a_repaired_segment_has_its_queue_offsets_again_once_its_file_is_met(tmp_path):
-    storage, index, messages = archived_life(tmp_path)
+def test_a_repaired_segment_has_its_queue_offsets_again_once_its_file_is_met(life, tmp_path):
+    storage, messages = life
     queue = in_queues(messages)["orders", 0]
-    with index:
-        first = min(index.segment_archive.state().archive.values(), key=lambda one: one.start)
-        storage.delete(first.name)
+    with open_index(tmp_path / "root", storage) as index:
+        storage.delete(segments_of(storage)[0].name)
         source = StoreDirectory.open(tmp_path / "s", "s")
         (done,) = SegmentRepairs(storage, log_of(storage), source=source).run(verified(storage), yes=True)
         assert done.action == "restore"
         assert not verified(storage).findings
-        with IndexReader.open(storage.uri) as reader:
-            answer = ask(ReadOnlyBroker(reader), BEGIN, "orders")
+        with reading(storage) as broker:
+            answer = ask(broker, BEGIN, "orders")
             assert (answer.code, "is not known" in answer.remark) == (1, True)
         assert archive(index, tmp_path / "s") == 1
-    with IndexReader.open(storage.uri) as reader:
-        assert pulled(ReadOnlyBroker(reader), "orders", 0, 0, 60)[0] == queue
+    with reading(storage) as broker:
+        assert pulled(broker, "orders", 0, 0, 60)[0] == queue
 
 
-def test_segments_that_are_replaced_meanwhile_are_looked_for_again(tmp_path):
+def test_segments_that_are_replaced_meanwhile_are_looked_for_again(life):
     """An erasure removes the objects that a reader's log named: it asks to come again, and then knows."""
-    storage, index, messages = archived_life(tmp_path)
-    index.close()
+    storage, messages = life
     queue = [m for m in in_queues(messages)["orders", 0] if "k-4" not in m.index_keys]
-    with IndexReader.open(storage.uri, refresh_interval_s=3600) as reader:
-        broker = ReadOnlyBroker(reader)
+    with reading(storage, refresh_interval_s=3600) as broker:
         assert ends(broker, "orders", 0) == (0, 60)
         erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
         answers = [pull(broker, "orders", 0, 0) for _ in range(2)]
@@ -468,9 +457,8 @@ def test_segments_that_are_replaced_meanwhile_are_looked_for_again(tmp_path):
         assert page == queue[: len(page)] != []
 
 
-def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(tmp_path):
-    storage, index, _ = archived_life(tmp_path)
-    index.close()
+def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(life):
+    storage, _ = life
     with IndexReader.open(storage.uri) as reader:
         segments = len(reader.archived())
         reader.topics()
@@ -481,19 +469,16 @@ def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(tmp_path)
         assert codes[-1] == 0
 
 
-def test_whatever_bit_flips_no_other_message_is_answered(tmp_path):
-    storage, index, messages = archived_life(tmp_path)
-    index.close()
+def test_whatever_bit_flips_no_other_message_is_answered(life):
+    storage, messages = life
     chosen, queues = random.Random(5), in_queues(messages)
-    with IndexReader.open(storage.uri) as reader:
-        names = [segment.name for segment in reader.archived()]
+    names = [segment.name for segment in segments_of(storage)]
     for _ in range(25):
         name = chosen.choice(names)
         whole = storage.get(name)
         at = chosen.randrange(len(whole))
         storage.put(name, flipped(whole, at, 1 << chosen.randrange(8)))
-        with IndexReader.open(storage.uri) as reader:
-            broker = ReadOnlyBroker(reader)
+        with reading(storage) as broker:
             for (topic, queue_id), queue in queues.items():
                 at = 0
                 while (answer := pull(broker, topic, queue_id, at)).code == 0:
