@@ -9,9 +9,10 @@ import zlib
 
 import pytest
 
-from tests.rocketmq.followed import Followed
+from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.errors import CorruptFile, NotAnIndex
-from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, RangeFingerprint, joined_crc
+from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, RangeFingerprint, Verdict, joined_crc
+from tiered_index.rocketmq.log.segments import list_segments
 from tiered_index.storage.disk import Disk
 
 
@@ -81,3 +82,20 @@ def test_a_root_of_nobody_may_have_an_empty_folder_of_followers(tmp_path):
         Followed(tmp_path)
     (tmp_path / "root" / "followers" / "x.json").unlink()
     Followed(tmp_path).index.close()
+
+
+def test_verdicts(followed):
+    offsets = followed.write(200)
+    dispatcher = followed.dispatcher()
+    list(rounds(dispatcher))
+    log = followed.path / "commitlog"
+    one = dispatcher.fingerprints.ranges[0]
+    assert one.compare_last(list_segments(log)) is Verdict.SAME
+    assert one._replace(crc=one.crc ^ 1).compare_last(list_segments(log)) is Verdict.CHANGED
+    assert one._replace(offset=10**9).compare_last(list_segments(log)) is Verdict.CHANGED
+    followed.segment(0).unlink()
+    assert one.offset < SEGMENT
+    assert one.compare_last(list_segments(log)) is Verdict.GONE
+    assert offsets[-1] > 2 * SEGMENT
+    followed.segment(1).unlink()
+    assert one._replace(offset=SEGMENT + 1).compare_last(list_segments(log)) is Verdict.GONE

@@ -12,7 +12,7 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.answered import BEGIN_OF_LAST, asked, lay_archived, one_message, same, settled, source_of
 from tests.rocketmq.archived_store import delete_segments, index_log, lies, scan
 from tests.rocketmq.messages import log, message
-from tests.support.damage import flip, flipped
+from tests.support.damage import flip, flip_object, flipped
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
@@ -125,17 +125,21 @@ def test_a_body_whose_crc_is_wrong_is_missing_locally_and_archived_where_the_cop
     assert "the body contradicts its CRC" in fetched.problem  # why it did not come from the store
 
 
-@pytest.mark.parametrize("change", ["cut", "gone"])
-def test_a_lost_archived_segment_is_missing_with_its_reason(tmp_path, index, storage, change):
-    _store, wanted = one_message(tmp_path, index)
+@pytest.mark.parametrize("change", ["flipped", "cut", "gone"])
+def test_a_spoiled_archived_segment_is_missing_with_its_reason(tmp_path, index, storage, change):
+    store, wanted = one_message(tmp_path, index)
     (segment,) = index.archived()
-    if change == "cut":
+    if change == "flipped":
+        flip_object(storage, segment.name, wanted.physical_offset + wanted.encode().index(b"body"))
+    elif change == "cut":
         storage.put(segment.name, storage.get(segment.name)[: wanted.physical_offset + 10])
     else:
         storage.delete(segment.name)
-    fetched = asked(index, wanted, RocketmqMessages(None, index.segment_archive))
-    assert (fetched.state, fetched.message) == ("missing", None)
-    assert segment.name in fetched.problem
+    delete_segments(store, 2_000)
+    for source in (RocketmqMessages(None, index.segment_archive), source_of(index, store)):
+        fetched = asked(index, wanted, source)
+        assert (fetched.state, fetched.message) == ("missing", None)
+        assert segment.name in fetched.problem
 
 
 def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index, storage):
