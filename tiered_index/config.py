@@ -104,7 +104,12 @@ class IndexConfig:
         0.5, gt=0, le=_LONGEST_WAIT_S, description="Longest time from a put until the flush of its entry to disk"
     )
     buffer_max_entries: int = setting(2_000_000, gt=0, le=MOST, description="Most entries in the write buffer")
-    buffer_max_bytes: int = setting(512 << 20, gt=0, le=MOST, description="Most memory of the write buffer, estimated")
+    buffer_max_bytes: int = setting(
+        512 << 20,
+        gt=0,
+        le=MOST,
+        description="Most memory of the write buffer, by an estimate of the size of its entries",
+    )
     disk_max_bytes: int | None = setting(
         None, gt=0, le=MOST, description="Most bytes of local files. None: the size of the disk"
     )
@@ -151,7 +156,7 @@ class IndexConfig:
     coalesce_gap_bytes: int | Literal["price"] = setting(
         256 << 10,
         description="A lookup reads two slot groups of a file in one request if at most this many bytes are between "
-        "them. `price`: the bytes that cost as much as one request",
+        "them. The value `price` means the bytes that cost as much as one request",
     )
     block_cache_bytes: int = setting(
         64 << 20,
@@ -164,7 +169,7 @@ class IndexConfig:
         ge=0,
         le=MOST,
         description="Memory for directories of stored files: the places of their slot groups. "
-        "Filters get half as much in addition",
+        "Filters get further memory: half of this value",
     )
     cache_dir: Path | None = setting(
         None,
@@ -176,7 +181,7 @@ class IndexConfig:
         8,
         gt=0,
         le=MOST,
-        description="A lookup fetches a file's filter after this many reads of the file without a match",
+        description="After this many lookups that found nothing in a file, the next lookup fetches the file's filter",
     )
     prices: PriceTable = setting(
         PriceTable(), description="Price list for estimated costs; S3 Standard's as of 2026-11"
@@ -189,7 +194,10 @@ class IndexConfig:
         description="Time to live of the writer's lease. After a crash, a writer on another host waits this long",
     )
     lifecycle_interval_s: float = setting(
-        1.0, gt=0, le=_LONGEST_WAIT_S, description="Pause between rounds that seal, compact, upload and retire files"
+        1.0,
+        gt=0,
+        le=_LONGEST_WAIT_S,
+        description="Pause between rounds of the life cycle: seal, compact, upload, retire, expire",
     )
     refresh_interval_s: float = setting(
         30.0, ge=0, le=_LONGEST_WAIT_S, description="Time between two reads of the storage's log, for new files"

@@ -40,7 +40,7 @@ _LOSSES, FIRST = 1_000, 10
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Positions [begin, end) of a source that were skipped, or that changed after they were put."""
+    """A range [begin, end) of a source that was skipped, or whose messages changed after they were put."""
 
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
@@ -60,7 +60,7 @@ class Lag:
 
 
 class Torn(NamedTuple):
-    """A range [begin, end) that is no whole message, at the end of a source, with its content and the reason."""
+    """Bytes [begin, end) at the end of a source that are not a whole message, what they are, and why."""
 
     begin: int
     end: int
@@ -158,7 +158,7 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index; while the index refuses puts, waits until `stop` is set, at most `patience_s` seconds.
+    """Puts into one index. While the index refuses, it tries again for `patience_s` seconds, or until `stop` is set.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready. `expired` counts the entries that
     lookups leave out, because they are older than the retention.

@@ -70,7 +70,7 @@ class StateCollector(Collector):
         yield _by("cache", "cache_bytes", "Bytes in caches in memory.", sizes)
         yield _one(
             "filter_false_positives_total",
-            "Reads that found no entry, of stored files whose cached filter did not exclude the key.",
+            "Reads of stored files that found no entry, although the cached filter did not exclude the key.",
             lookups.filter_false_positives,
         )
         yield from self._files()
@@ -152,7 +152,7 @@ def of_writer(index: IndexService) -> Iterator[Metric]:
     yield _by("worker", "worker_errors_total", meaning, health["failed_rounds"])
     positions, ages = index.durable_positions(), health["position_age_s"]
     yield _by("source", "durable_position", "Position of each source up to which its entries are on disk.", positions)
-    meaning = "Seconds since the durable position moved, or since the process began."
+    meaning = "Seconds since the durable position last moved; before its first move, since the process began."
     yield _by("source", "durable_position_age_seconds", meaning, ages)
 
 

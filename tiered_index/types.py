@@ -449,7 +449,7 @@ class TopicSummary(_Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicsResult(Answer[TopicSummary]):
-    """The topics of an index by name, as a sequence. Other fields are as in `QueryResult`.
+    """The topics of an index: a sequence in order of their names. Other fields are as in `QueryResult`.
 
     `expired_before_ms` is the latest such time of any topic. Other topics may have older entries.
     """

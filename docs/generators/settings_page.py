@@ -30,6 +30,7 @@ def table() -> str:
         for option in dataclasses.fields(kind):
             default = None if option.default is dataclasses.MISSING else option.default
             meaning, variable = meanings[option.name], _variable(f"{name}__{option.name}")
+            default = f"{default / 86400:g}d" if kind is Retention and isinstance(default, float) else default
             lines.append(f"| `{name}.{option.name}` | {_shown(default)} | `{variable}` | {meaning} |")
     return "\n".join(lines) + "\n"
 

@@ -58,8 +58,8 @@ def copy(
 
     With --follow the copy stays up to date as a standby. If the source removes objects, the next update removes them
     from the copy's log. The command deletes their bytes after --grace. Exit code 3: a storage does not answer or
-    refuses; with --follow the command tries again. Exit code 4: the source is damaged. If the source's log lacks only
-    its first records, the command still copies it. --json prints a line per round, also for errors.
+    refuses; with --follow the command tries again. Exit code 4: the source is damaged. But the command copies a source
+    whose log lacks only its first records. --json prints a line per round, also for errors.
 
     [bold]Examples[/bold]
 

@@ -40,7 +40,7 @@ def topics(
     """List the topics, each with its entries, bytes of its messages and time range.
 
     The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
-    twice counts twice.
+    twice counts twice until its files are merged.
 
     [bold]Examples[/bold]
 
@@ -140,8 +140,8 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
 def inspect(session: Session, file: File) -> int:
     """Show the header, numbers of slots and items, metadata and directory statistics of one file.
 
-    To check entries, use verify. An unsealed file of RocketMQ does not state its numbers of slots and items: pass them
-    with --set.
+    To check entries, use verify. An unsealed file in RocketMQ's format does not state its numbers of slots and items:
+    pass them with --set.
 
     [bold]Examples[/bold]
 

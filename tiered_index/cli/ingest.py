@@ -246,11 +246,11 @@ def ingest(
     """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
 
     The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
-    --index-prepared apply to messages read from now on.
+    --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
 
     An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). It
     may have topic_id. CSV and Parquet have columns with these names. To index columns of your own, name the class of
-    your entries with --item-type. The command ignores further columns, and prints their names. With `--column
+    your entries with --item-type. The command ignores all other columns, and prints their names. With `--column
     offset=rownumber` the offset is the row's number.
 
     If a file has grown, the command reads its new part. If its earlier part has changed, the command fails unless you
@@ -258,8 +258,8 @@ def ingest(
 
     Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
     it from its start, and reports it as rewritten. Kafka before 2.8 does not report that a topic was created again.
-    There the command reads up to 100 records before the partition's position. If the index has none of them, the
-    command reads the partition from its start.
+    With such a Kafka the command compares up to 100 records before the partition's position with the index. If the
+    index has none of them, the command reads the partition from its start.
 
     [bold]Examples[/bold]
 
@@ -388,8 +388,9 @@ def import_classic(
 ) -> int:
     """Import the classic index files of a RocketMQ broker.
 
-    These files have no topics, keys, queues or sizes. The command reads these from the messages in the commit log. If
-    the message of an entry is missing, or has no key with the entry's hash, the command drops the entry and counts it.
+    These files have no topics, keys, queues or sizes. The command reads the topic, key, queue and size of each entry
+    from its message in the commit log. If the message of an entry is missing, or has no key with the entry's hash, the
+    command drops the entry and counts it.
 
     [bold]Examples[/bold]
 

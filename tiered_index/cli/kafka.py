@@ -56,7 +56,7 @@ class KafkaOptions(KafkaClientOptions):
         metavar="SPEC", help="Key to index: the record's key (default), header:NAME or json:JMESPATH. Repeatable."
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
-        help="Continue at the begin or end of a partition that no longer has the next record."
+        help="If a partition no longer has the next record, continue at its begin or end."
     )
     commit_group: str | None = _kafka(
         metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."

@@ -167,8 +167,9 @@ def message(
     """Show one message by its id, unique key or queue offset, or one record of Kafka.
 
     An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
-    is the unique key that the producer gave the message. The command then needs the index, and shows up to 32 messages
-    with that key at a time. --queue-id and --offset name a message of --store by its queue.
+    is the unique key that the producer gave the message. The command then needs the index. It shows up to 32 messages
+    with that key, and --cursor shows the next ones. Without ID, --topic, --queue-id and --offset name a message of
+    --store.
 
     kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
     reads it from the broker, else from the archive.

@@ -61,7 +61,10 @@ class IntakeOptions:
 
     wait: bool = declare(False, "--wait", help="Seal, compact and upload everything before the command ends.")
     patience: float = declare(
-        60.0, min=0, help="Seconds to wait while the disk is full or the storage does not answer."
+        60.0,
+        min=0,
+        help="Seconds to wait while the disk is full or the storage does not answer. "
+        "Then the command ends with exit code 7 or 3. Run it again to continue.",
     )
 
 
@@ -190,7 +193,7 @@ class WindowOptions:
     )
     begin: int | None = declare(parser=time_option, metavar="T", help="Merge windows that begin at this time or later.")
     end: int | None = declare(
-        parser=end_option, metavar="T", help="Merge windows that end at this time or earlier (inclusive)."
+        parser=end_option, metavar="T", help="Merge only windows that end at this time or earlier."
     )
     min_age: int = declare(**duration("1h"), help="Merge windows that ended at least this long ago.")
     dry_run: bool = declare(False, "--dry-run", help="Print windows, sources, requests and cost; change nothing.")

@@ -82,8 +82,8 @@ def query(
     missing with the reason. Messages of other keys with the same hash are dropped and counted.
 
     --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
-    the entries found so far, names the files that it did not read, and ends with exit code 6. Requests that open the
-    index are not counted.
+    the entries found so far, names the files that it did not read, and ends with exit code 6. It needs no
+    --allow-partial for this. Requests that open the index are not counted.
 
     To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
     index as source. Messages come from the archived segments of each index.
@@ -101,7 +101,7 @@ def query(
 
       tiered-index query orders customer-7 --storage file:///tmp/store --all --json
 
-      tiered-index query orders order-4711 --storage s3://bucket/index --max-requests 20 --timeout 2 --allow-partial
+      tiered-index query orders order-4711 --storage s3://bucket/index --max-requests 20 --timeout 2
 
       tiered-index query orders order-4711 --storage s3://bucket/broker-a --storage s3://bucket/broker-b
 

@@ -20,13 +20,14 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
     and monthly cost that it would remove. Pass --yes to apply.
 
-    With --yes the command appends a log record with a time limit, such as 365 days ago. You can't undo this. From then
-    on lookups leave out older entries, and answers state the limit as expired_before_ms. The record also removes the
-    objects that have only expired entries. Mixed objects also have other entries. They stay until the next merge, which
-    leaves expired entries out.
+    With --yes the command appends a log record with the time before which entries expire, such as 365 days ago. You
+    can't undo this. From then on lookups leave out older entries, and answers state this time as expired_before_ms. The
+    record also removes the objects that have only expired entries. Objects that also have other entries stay until the
+    next merge, which leaves expired entries out.
 
-    The command deletes the bytes of objects that were removed at least retention.grace_s ago. Writers and readers may
-    run. A writer with these settings expires entries by itself.
+    The command deletes the bytes of objects that were removed at least retention.grace_s ago. To delete the bytes of
+    objects that it removes now, run it again after that time. Writers and readers may run. A writer with these settings
+    expires entries by itself.
 
     [bold]Examples[/bold]
 

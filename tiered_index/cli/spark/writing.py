@@ -100,9 +100,9 @@ def compact(
 ) -> int:
     """Compact staged files: those that writers with compaction = "spark" uploaded uncompacted.
 
-    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its
-    writer compacts it instead. Exit code 3: a file failed because of storage or disk. The command publishes the others,
-    and the next run tries that file again.
+    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged. Its
+    writer compacts the local file after the setting compact_timeout_s. Exit code 3: a file failed because of storage or
+    disk. The command publishes the others, and the next run tries that file again.
 
     [bold]Examples[/bold]
 
@@ -178,10 +178,10 @@ def erase(
 ) -> int:
     """Erase entries of a topic, as `tiered-index erase --now`, with Spark.
 
-    Executors read the objects and archived segments, rewrite those that hold the entries, and read them again for the
-    certificate. The driver publishes and deletes. Without --yes the command changes nothing, and reads the objects
-    without Spark. Output and exit codes are those of `tiered-index erase --now`. If a killed task left an upload
-    unfinished, the status is `pending` for a day.
+    Executors read the objects and archived segments, and rewrite those that hold the entries. Then they read all of
+    them again for the certificate. The driver publishes and deletes. Without --yes the command changes nothing, and
+    reads the objects without Spark. Output and exit codes are those of `tiered-index erase --now`. If a killed task
+    left an upload unfinished, the status is `pending` for a day.
 
     [bold]Examples[/bold]
 

@@ -57,7 +57,7 @@ class S3Options(StorageOptions):
     # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
     transfer_attempts: int = 4
     # Wait before a retry. It is random: at most `backoff_s * 2**n` seconds after the n-th fault, and at most 5 seconds.
-    # After throttling, a value below 0.5 counts as 0.5.
+    # After throttling, `backoff_s` counts as at least 0.5.
     backoff_s: float = 0.1
     # Read ranges by obstore if it is installed: it takes a fraction of boto3's processor time. False: read by boto3,
     # for example to trace its methods.
