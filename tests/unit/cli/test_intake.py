@@ -56,25 +56,18 @@ def found(index, key="k1", topic="orders"):
     return sorted(item.offset for item in index.query(topic, key, max_count=1000))
 
 
-def test_a_bad_line_stops_there_and_names_itself(make_index, write_lines, make_message):
+@pytest.mark.parametrize(
+    ("bad", "problem"), [(b"nope", "not JSON"), ({"queue_id": -1}, "queue_id -1")], ids=["no JSON", "out of range"]
+)
+def test_a_bad_line_stops_there_and_names_itself(make_index, write_lines, make_message, bad, problem):
     index = make_index()
     good = [make_message(i, topic="orders", keys=["k1"]) for i in range(10)]
-    path = write_lines([*good[:4], b"nope", *good[4:]])
-    intake = intake_of(index, path)
-    with pytest.raises(InvalidArgument, match=r"messages\.ndjson, line 5: not JSON"):
-        take_all(intake)
+    path = write_lines([*good[:4], bad if isinstance(bad, bytes) else good[4] | bad, *good[4:]])
+    with pytest.raises(InvalidArgument, match=rf"messages\.ndjson, line 5: {problem}"):
+        take_all(intake_of(index, path))
     assert found(index) == [0, 1, 2, 3]
     index.flush()
     assert index.durable_position("source") == sum(len(json.dumps(m)) + 1 for m in good[:4])
-
-
-def test_a_value_out_of_range_stops_there_too(make_index, write_lines, make_message):
-    index = make_index()
-    values = [make_message(i, topic="orders", keys=["k1"]) for i in range(6)]
-    values[3]["queue_id"] = -1
-    with pytest.raises(InvalidArgument, match="line 4: queue_id -1"):
-        take_all(intake_of(index, write_lines(values)))
-    assert found(index) == [0, 1, 2]
 
 
 def test_skip_bad_counts_and_goes_on(make_index, write_lines, make_message):
@@ -117,23 +110,9 @@ def no_progress(title, total):
     return Progress(title, total, quiet=True)
 
 
-def test_settle_uploads_everything(make_index, write_lines, make_message):
-    index = make_index()
-    take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
-    settle(index, 1, no_progress)
-    assert set(index.health()["files"]) == {"uploaded"}
-
-
-def test_settle_waits_out_a_storage_that_comes_back(make_index, write_lines, make_message, storage, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.putting._PAUSE_S", 0.01)
-    index = make_index()
-    take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
-    storage.fail("put", times=3, name_prefix="data/")
-    settle(index, 5, no_progress)
-    assert set(index.health()["files"]) == {"uploaded"}
-
-
-def test_settle_gives_up_on_a_storage_that_stays_away(make_index, write_lines, make_message, storage, monkeypatch):
+def test_settle_gives_up_on_a_storage_that_stays_away_and_waits_out_one_that_comes_back(
+    make_index, write_lines, make_message, storage, monkeypatch
+):
     monkeypatch.setattr("tiered_index.cli.putting._PAUSE_S", 0.01)
     index = make_index()
     take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
@@ -141,6 +120,10 @@ def test_settle_gives_up_on_a_storage_that_stays_away(make_index, write_lines, m
     with pytest.raises(StorageUnavailable, match="scripted"):
         settle(index, 0.1, no_progress)
     assert set(index.health()["files"]) == {"compacted"}
+    storage.clear()
+    storage.fail("put", times=3, name_prefix="data/")
+    settle(index, 5, no_progress)
+    assert set(index.health()["files"]) == {"uploaded"}
 
 
 def test_settle_raises_the_error_of_a_damaged_file(make_index, write_lines, make_message, tmp_path):
