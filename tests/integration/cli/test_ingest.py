@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, Made, expected_offsets, message, write_source
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 
 SMALL = ("--slots", 32, "--items", 400)
@@ -386,3 +387,13 @@ def test_entries_older_than_the_retention_are_counted(run_here, made):
     made.source.write_text(json.dumps(fresh) + "\n")
     later = run_here(*where, "--restart")
     assert later.code == 0 and "retention" not in later.out
+
+
+def test_entries_of_a_store_older_than_the_retention_are_counted(run_here, tmp_path):
+    with StoreWriter(tmp_path / "store", segment_bytes=4_096) as writer:
+        for number in range(20):
+            store_ms = BEGIN_MS if number < 10 else time.time_ns() // 10**6
+            writer.put(("orders", "payments")[number % 2], 0, b"b", keys=f"k{number}", store_ms=store_ms)
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", *SMALL)
+    done = run_here("ingest", tmp_path / "store", *where, "--set", "retention.topics.ord*=30d", "--json")
+    assert (done.document["entries"], done.document["expired"]) == (20, 5)
