@@ -77,6 +77,7 @@ DOCS := $(VENV)-docs
 $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(DOCS)
 	@$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/wanted.txt
+	@echo "installing packages in $(DOCS); once, some minutes"
 	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r $(DOCS)/wanted.txt
 	@touch $@
 
@@ -113,6 +114,7 @@ LOWEST := $(VENV)-lowest
 $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m tests.support.lowest > $(LOWEST)/constraints.txt
+	@echo "installing packages in $(LOWEST); once, some minutes"
 	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt '.[fast]' pytest pytest-xdist hypothesis
 	@touch $@
 
@@ -173,6 +175,7 @@ bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for t
 # the peers' packages are for this one task; MariaDB's server is in Debian's packages mariadb-server-core and -client-core, and is left
 # out without
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
+	@echo "installing tiered_index with the extra 'peers'; once, some minutes"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@
 
@@ -190,6 +193,7 @@ COLD := $(VENV)-cold
 
 $(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(COLD)
+	@echo "installing packages in $(COLD); once, some minutes"
 	@$(COLD)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r tests/benchmarks/cold_peers/requirements.txt
 	@touch $@
 
