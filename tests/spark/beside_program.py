@@ -12,13 +12,16 @@ over.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
+from tests.spark.entries import messages
 from tests.spark.in_process import planned, shards_of, written
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
@@ -35,6 +38,7 @@ HOUR_S, DAY_S = 3_600, 86_400
 BEGIN_MS = 1_699_920_000_000
 _SPAN_MS = 4 * DAY_S * 1_000
 _BUILT_OFFSET = 10**9
+SCHEMA = messages(1).schema
 
 Row = tuple[str, int, str, int, int, int]
 
@@ -44,14 +48,8 @@ def message(number: int) -> Row:
     days.
     """
     late = number * 7_919_000 % _SPAN_MS if number % 4 == 0 else 0
-    return (
-        TOPIC,
-        number % 3,
-        f"k{number % KEYS}",
-        number,
-        1 + number % 5_000,
-        BEGIN_MS + _SPAN_MS + number * 10_000 - late,
-    )
+    time_ms = BEGIN_MS + _SPAN_MS + number * 10_000 - late
+    return TOPIC, number % 3, f"k{number % KEYS}", number, 1 + number % 5_000, time_ms
 
 
 def built(number: int) -> list[Row]:
@@ -65,18 +63,9 @@ def built(number: int) -> list[Row]:
 
 
 def _write(root: str, uri: str, count: int) -> None:
-    with IndexService.open(
-        root=root,
-        storage=uri,
-        slots=64,
-        items=150,
-        lifecycle_interval_s=0.05,
-        flush_interval_s=0.02,
-        local_keep_s=0,
-        max_late_s=10**10,
-        max_early_s=10**10,
-        query_threads=2,
-    ) as index:
+    settings: Any = {"slots": 64, "items": 150, "local_keep_s": 0, "query_threads": 2}
+    settings |= {"lifecycle_interval_s": 0.05, "flush_interval_s": 0.02, "max_late_s": 10**10, "max_early_s": 10**10}
+    with IndexService.open(root=root, storage=uri, **settings) as index:
         pause = threading.Event()
         for number in range(index.durable_position("log") or 0, count):
             index.put(*message(number), source="log", source_position=number + 1)
@@ -99,12 +88,9 @@ def _merge(uri: str) -> None:
             log.open()
             # a day in a longer table could not be told from one that was built already
             end_s = BEGIN_MS // 1000 + 90 * DAY_S if window_s > DAY_S else 1 << 62
-            try:
-                merge(
-                    storage, log, clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20, end_s=end_s)
-                )
-            except MergeOvertaken:
-                continue
+            options = MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20, end_s=end_s)
+            with contextlib.suppress(MergeOvertaken):
+                merge(storage, log, clock, options)
 
 
 def _build(uri: str, count: int) -> None:
@@ -113,11 +99,7 @@ def _build(uri: str, count: int) -> None:
             log = StorageLog(storage, SystemClock())
             genesis = log.open().genesis
             assert genesis is not None
-            names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-            table = pa.table(dict(zip(names, map(list, zip(*built(number), strict=True)), strict=True)))
-            table = table.cast(
-                pa.schema([(n, pa.int32() if n in ("queue_id", "size") else table.schema.field(n).type) for n in names])
-            )
+            table = pa.Table.from_arrays(list(map(pa.array, zip(*built(number), strict=True))), schema=SCHEMA)
             plan = replace(planned(table), genesis=genesis)
             shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
             try:

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.spark.held_writers import ON_LOOPBACK
 from tests.spark.killed_program import WRITES
 from tiered_index import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
@@ -146,20 +147,10 @@ class Driver:
     def __init__(self, master: str, folder: Path, source: str) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         self.folder, self.left, self._source, self._gone = folder, folder / "left", source, False
-        self.spark = open_session(
-            master,
-            settings={
-                "spark.ui.enabled": "false",
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.sql.shuffle.partitions": "2",
-                "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
-                # small jobs are over before compiled code would pay
-                "spark.sql.codegen.wholeStage": "false",
-                "spark.driver.extraJavaOptions": _JAVA,
-                "spark.executor.extraJavaOptions": _JAVA,
-            },
-        )
+        java = {f"spark.{side}.extraJavaOptions": _JAVA for side in ("driver", "executor")}
+        # small jobs are over before compiled code would pay
+        small = {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}
+        self.spark = open_session(master, settings={**ON_LOOPBACK, **small, **java})
         self.spark.sparkContext.setLogLevel("OFF")
         for module in ("build", "merge"):
             sys.modules[f"tiered_index.spark.build.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
@@ -174,9 +165,8 @@ class Driver:
         kind, storage = name.partition("-")[0], f"file://{self.left}/{name}"
         try:
             if kind == "merge":
-                return merge(
-                    self.spark, storage=storage, window="1d", options=MergeOptions(min_age_s=0, shard_bytes=1 << 20)
-                ).jobs
+                options = MergeOptions(min_age_s=0, shard_bytes=1 << 20)
+                return merge(self.spark, storage=storage, window="1d", options=options).jobs
             if kind == "compact":
                 return compact(self.spark, storage=storage).files
             mode, config = "replace" if kind == "replace" else "error", IndexConfig(slots=64, items=100_000)

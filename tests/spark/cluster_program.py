@@ -4,8 +4,7 @@ test_local_cluster.py.
     cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
 
 Where the trouble is ``changed``, the source has other rows once all executors are lost: one build fails, and another
-takes the new rows. Where the trouble is ``none``, the program also reads the index in every way (`cluster_reading`):
-the job ``read``.
+takes the new rows. Where the trouble is ``none``, the program also reads the index in every way: the job ``read``.
 
 Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for
 the address and counts openings by files in a folder, which all processes see.
@@ -19,19 +18,23 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
 
-from tests.spark.cluster_reading import read_back
-from tests.spark.entries import check, messages, states, sweep, total, write_parquet
-from tiered_index import IndexConfig
+from tests.spark.entries import BEGIN_MS, check, messages, states, stored_rows, sweep, total, write_parquet
+from tests.spark.held_writers import parent_of, speculating_session
+from tests.support.store_writer import StoreWriter
+from tiered_index import IndexConfig, IndexReader, hash_key
 from tiered_index.errors import NotAnIndex, StorageUnavailable, TieredIndexError
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.spark import build, erase, merge, open_session
+from tiered_index.spark import audit, build, erase, look_up, merge, register
+from tiered_index.spark import hash_key as hash_column
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build import plan as planning
 from tiered_index.storage.base import Call, Storage, WrapperStorage
@@ -87,7 +90,7 @@ def _executor() -> int:
     """Return the process id of the executor: the Java process above this worker."""
     pid = os.getpid()
     while "java" not in Path(f"/proc/{pid}/comm").read_text():
-        pid = _parent(pid)
+        pid = parent_of(pid)
     return pid
 
 
@@ -97,16 +100,10 @@ def _executors() -> list[int]:
     siblings = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # a process that ended meanwhile
-            if (
-                _parent(int(folder.name)) == _parent(own)
-                and b"CoarseGrainedExecutor" in (folder / "cmdline").read_bytes()
-            ):
+            is_sibling = parent_of(int(folder.name)) == parent_of(own)
+            if is_sibling and b"CoarseGrainedExecutor" in (folder / "cmdline").read_bytes():
                 siblings.append(int(folder.name))
     return sorted(siblings, key=lambda pid: pid == own)
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @dataclass(frozen=True)
@@ -144,25 +141,74 @@ def _changed(spark: Any, storage: str, table: Any, path: str, config: IndexConfi
     return {"trouble": "changed", "job": "build", "failed": failed, **entries, "swept": sweep(storage)}
 
 
+_MOST = 50
+_KEYS = 30
+
+
+def _read_back(spark: Any, storage: str, table: pa.Table, source: str, folder: Path) -> dict[str, Any]:
+    """Assert that each way of reading gives what was put; return how much that was."""
+    register(spark)
+    rows = table.to_pylist()
+    stored = sorted({(row["topic"], row["key"]) for row in rows})
+    pairs = {*stored[:: max(1, len(stored) // _KEYS)], ("orders", "key-0"), ("orders", "nobody's")}
+    return {
+        **_looked_up(spark, storage, sorted(pairs)),
+        **_audited(spark, storage, source, len(rows)),
+        **_loaded(spark, storage, rows),
+        **_commit_log(spark, folder),
+    }
+
+
+def _looked_up(spark: Any, storage: str, pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    asked = spark.createDataFrame(pairs, "topic string, key string").withColumn("hash", hash_column("topic", "key"))
+    result = look_up(spark, asked, storage=storage, max_count=_MOST, nested=True)
+    assert result.frame is not None
+    found = {(row.topic, row.key): row for row in result.frame.collect()}
+    assert sorted(found) == pairs
+    with IndexReader.open(storage) as reader:
+        for (topic, key), row in found.items():
+            answer = reader.query(topic, key, max_count=_MOST)
+            assert (row.status, row.failed, row.hash) == (answer.status, None, hash_key(topic, key))
+            assert [(e.queue_id, e.offset, e.size, e.timestamp_ms) for e in row.entries] == [
+                (item.queue_id, item.offset, item.size, item.timestamp_ms) for item in answer
+            ]
+    told = {"lookups": len(pairs), "tasks": result.tasks, "objects": result.objects, "statuses": result.statuses}
+    result.release()
+    return told
+
+
+def _audited(spark: Any, storage: str, source: str, count: int) -> dict[str, Any]:
+    audited = audit(spark, source, storage=storage)
+    assert audited.differences is not None and audited.differences.index_entries == count
+    return {"audit": audited.status, "differences": audited.differences.counts}
+
+
+def _loaded(spark: Any, storage: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = ("topic", "key_hash", "queue_id", "offset", "size", F.col("timestamp").cast("long"))
+    entries = spark.read.format("tiered_index").option("maxPartitionBytes", "30k").load(storage)
+    scanned = Counter(tuple(row) for row in entries.select(*columns).collect())
+    assert scanned == stored_rows(rows)
+    order = spark.read.format("tiered_index").option("topic", "orders").option("key", "key-0").load(storage)
+    with IndexReader.open(storage) as reader:
+        answer = reader.query("orders", "key-0", max_count=len(rows))
+    assert sorted(row.offset for row in order.collect()) == sorted(item.offset for item in answer)
+    return {"scanned": scanned.total(), "partitions": entries.rdd.getNumPartitions(), "of_key": len(answer)}
+
+
+def _commit_log(spark: Any, folder: Path) -> dict[str, Any]:
+    with StoreWriter(folder / "store", segment_bytes=20_000) as writer:
+        put = {}
+        for n in range(300):
+            queue, body, keys = n % 3, b"body %d" % n, [f"k-{n}", "all"]
+            put[writer.put("orders", queue, body, keys=keys, store_ms=BEGIN_MS + n).offset] = (queue, body, keys)
+    log = spark.read.format("rocketmq_commitlog").load(str(folder / "store"))
+    found = {row.physical_offset: (row.queue_id, bytes(row.body), list(row["keys"])) for row in log.collect()}
+    assert found == put
+    return {"messages": len(found), "segments": log.rdd.getNumPartitions()}
+
+
 def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    root = str(Path(__file__).parents[2])
-    spark = open_session(
-        master,
-        settings={
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.executorEnv.PYTHONPATH": root,
-            "spark.executor.memory": "1g",
-            "spark.task.maxFailures": "4",
-            "spark.speculation": "true",
-            "spark.speculation.interval": "200ms",
-            "spark.speculation.multiplier": "1.1",
-            "spark.speculation.quantile": "0.5",
-            "spark.speculation.minTaskRuntime": "500ms",
-        },
-    )
+    spark = speculating_session(master)
     spark.sparkContext.setLogLevel("OFF")
     modules: Any = {name: sys.modules[f"tiered_index.spark.build.{name}"] for name in ("build", "merge", "erase")}
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
@@ -200,19 +246,12 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
             swept = sweep(storage)
             check(storage, left, keys=5)
             objects = len(states(storage).objects)
-            line = {
-                "trouble": trouble,
-                "job": job,
-                "struck": struck,
-                "shards": done.scanned_objects if job == "erase" else done.shards,
-                "objects": objects,
-            }
-            print(json.dumps({**line, "swept": swept}), flush=True)
+            shards = done.scanned_objects if job == "erase" else done.shards
+            line = {"trouble": trouble, "struck": struck, "shards": shards, "objects": objects, "swept": swept}
+            print(json.dumps({**line, "job": job}), flush=True)
             if (trouble, job) == ("none", "build"):
-                print(
-                    json.dumps({"trouble": trouble, "job": "read", **read_back(spark, storage, table, path, folder)}),
-                    flush=True,
-                )
+                read = _read_back(spark, storage, table, path, folder)
+                print(json.dumps({"trouble": trouble, "job": "read", **read}), flush=True)
     spark.stop()
 
 

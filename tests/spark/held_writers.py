@@ -1,5 +1,4 @@
-"""Has Spark deny one of two attempts of a task its commit: the parts that the programs of test_writing_cluster.py have
-in common.
+"""Has Spark deny one of two attempts of a task its commit.
 
 Both attempts of one task have uploaded all they have. The first asks first, and its executor is stopped as soon as
 Spark let it commit; its message is large, so that it can't have reached the driver by then. The second one asks now.
@@ -29,8 +28,15 @@ from tiered_index.spark import open_session
 from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.spark.datasource.writing import EntryStreamWriter, EntryWriter, PartitionJob, Written
 
-__all__ = ["HeldSource", "one_is_denied", "speculating_session"]
+__all__ = ["ON_LOOPBACK", "HeldSource", "one_is_denied", "parent_of", "speculating_session"]
 
+ON_LOOPBACK = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+}
+"""Settings of a driver on this machine and of executors that have the package from here."""
 _WAIT_S = 120.0
 _TASK = 3
 _MESSAGE_BYTES = 64 << 20
@@ -41,22 +47,15 @@ def speculating_session(master: str, max_failures: str = "4", *, speculates: boo
     `max_failures` times.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    return open_session(
-        master,
-        settings={
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
-            "spark.executor.memory": "1g",
-            "spark.task.maxFailures": max_failures,
-            "spark.speculation": str(speculates).lower(),
-            "spark.speculation.interval": "200ms",
-            "spark.speculation.multiplier": "1.1",
-            "spark.speculation.quantile": "0.5",
-            "spark.speculation.minTaskRuntime": "500ms",
-        },
-    )
+    speculation = {"interval": "200ms", "multiplier": "1.1", "quantile": "0.5", "minTaskRuntime": "500ms"}
+    settings = {
+        **ON_LOOPBACK,
+        "spark.executor.memory": "1g",
+        "spark.task.maxFailures": max_failures,
+        "spark.speculation": str(speculates).lower(),
+        **{f"spark.speculation.{name}": value for name, value in speculation.items()},
+    }
+    return open_session(master, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def _held(written: Written, job: PartitionJob) -> Written:
         return written
     folder, attempt = Path(job.address.uri.removeprefix("file://")).parent, context.attemptNumber()
     if attempt == 0:
-        _tell(folder / "first", f"{context.stageId()} {_parent(os.getppid())}")
+        _tell(folder / "first", f"{context.stageId()} {parent_of(os.getppid())}")
         _until((folder / "second").exists)
         return _Large(written.shards, written.query, written.content, bytes(_MESSAGE_BYTES))
     _tell(folder / "second", "")
@@ -117,7 +116,7 @@ def _tell(path: Path, text: str) -> None:
     part.rename(path)
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """Return the parent of a process; a worker's is the daemon, whose is the executor."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -32,19 +32,10 @@ def entries_of(spark: SparkSession, store: str, max_bytes: str) -> DataFrame:
     )
 
 
-def start(entries: DataFrame, folder: Path, *, endless: bool, **options: object) -> StreamingQuery:
+def start(entries: DataFrame, folder: Path, *, endless: bool) -> StreamingQuery:
     """Start the query into FOLDER/index."""
-    settings = {
-        "slots": "64",
-        "items": "100000",
-        "offsetSpace": "commitlog",
-        **{name: str(value) for name, value in options.items()},
-    }
-    sink = (
-        entries.writeStream.format("tiered_index")
-        .options(**settings)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-    )
+    settings = {"slots": "64", "items": "100000", "offsetSpace": "commitlog"}
+    sink = entries.writeStream.format("tiered_index").options(**settings, checkpointLocation=f"{folder}/checkpoint")
     return (sink if endless else sink.trigger(availableNow=True)).start(f"file://{folder}/index")
 
 

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,31 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.integration.cli.command_lines import TOP, run_here
 from tests.spark.cluster_driver import JOBS, TASKS
-from tests.spark.entries import BEGIN_MS, DAY_MS, check, check_stored, messages, states, sweep, total, write_parquet
+from tests.spark.commands import run_program
+from tests.spark.entries import (
+    BEGIN_MS,
+    DAY_MS,
+    check,
+    check_stored,
+    messages,
+    put_files,
+    states,
+    sweep,
+    total,
+    write_parquet,
+)
 from tests.spark.in_process import build_here
-from tiered_index import IndexService
-from tiered_index.cli.main import run
 from tiered_index.errors import NotAnIndex
 from tiered_index.storage.opening import open_storage
 
-_ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 900.0
 MASTER = "local-cluster[2,1,1024]"
 COUNT = 240
 BUILT = messages(COUNT, days=1)
 OLDER = messages(150, days=1, seed=2)
 WRITTEN = (messages(120, days=1, seed=3), messages(120, days=1, seed=4, begin_ms=BEGIN_MS + DAY_MS))
-Tell = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,61 +71,17 @@ def origins(folder: Path) -> None:
     """Make what the jobs begin with: a table, two days of a writer's files, and the same files staged."""
     build_here(f"file://{folder}/replace", OLDER)
     for name, by in (("merge", "local"), ("compact", "spark")):
-        with IndexService.open(
-            root=folder / f"root-{name}",
-            storage=f"file://{folder}/{name}",
-            slots=64,
-            items=1_000,
-            background=False,
-            compaction=by,
-            max_late_s=10**10,
-        ) as index:
-            for table in WRITTEN:
-                index.put_batch(table)
-                index.flush()
-                index.seal()
-            index.run_lifecycle()
-
-
-def driver(folder: Path, source: str, part: str) -> tuple[int, str, str]:
-    """Run the program to its end; return its exit code, and what it said."""
-    command = [sys.executable, "-m", "tests.spark.cluster_driver", MASTER, str(folder), source, part]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            # ends when Java and the executors are gone, too, which have the same pipes
-            out, error = process.communicate(timeout=_PATIENCE_S)
-        finally:
-            process.kill()
-    return process.returncode, out, error
-
-
-@pytest.fixture
-def tell(capfd: pytest.CaptureFixture[str]) -> Tell:
-    """Return what runs a command on a storage and gives its document."""
-
-    def told(*arguments: str, storage: str) -> dict[str, Any]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            run([*arguments, "--storage", storage, "--json", "--quiet"])
-        captured = capfd.readouterr()
-        assert ended.value.code == 0, captured
-        return dict(json.loads(captured.out))
-
-    return told
+        uri, root = f"file://{folder}/{name}", folder / f"root-{name}"
+        put_files(uri, root, *WRITTEN, items=1_000, max_late_s=10**10, compaction=by)
 
 
 @pytest.mark.slow
-def test_drivers_that_are_killed(tmp_path: Path, tell: Tell) -> None:
+def test_drivers_that_are_killed(tmp_path: Path) -> None:
     source = write_parquet(BUILT, tmp_path / "m.parquet", group_rows=COUNT // 4)
     origins(tmp_path / "origins")
-    code, out, error = driver(tmp_path, source, "die")
-    assert code == -signal.SIGKILL, (out, error[-3000:])
-    steps = {
-        kind: [tuple(step) for step in taken]
-        for kind, taken in json.loads((tmp_path / "steps.json").read_text()).items()
-    }
+    program = ("cluster_driver", MASTER, tmp_path, source)
+    run_program(*program, "die", timeout=_PATIENCE_S, code=-signal.SIGKILL)
+    steps = json.loads((tmp_path / "steps.json").read_text())
     assert list(steps) == list(JOBS) == list(KINDS)
     names = [f"{kind}-tasks" for kind in TASKS] + [
         f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)
@@ -136,10 +100,7 @@ def test_drivers_that_are_killed(tmp_path: Path, tell: Tell) -> None:
     assert uploading > len(names) / 4
 
     # the same commands again; before, one whose storage takes nothing more fails, and changes nothing
-    code, out, error = driver(tmp_path, source, "again")
-    assert code == 0, error[-3000:]
-    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    gone = lines.pop(0)
+    (gone, *lines), _ = run_program(*program, "again", timeout=_PATIENCE_S)
     assert gone["done"].startswith("StorageUnavailable") and "takes nothing more" in gone["done"]
     assert [line["name"] for line in lines] == names and gone["name"] == names[0]
     for line in lines:
@@ -154,10 +115,10 @@ def test_drivers_that_are_killed(tmp_path: Path, tell: Tell) -> None:
             assert states(f"file://{tmp_path}/left/{line['name']}").number == 2 + 1 + records
         else:
             assert line["done"] == {"build": COUNT, "merge": 2 - records, "compact": 2 * (1 - records)}[kind]
-        _check_in_the_end(f"file://{tmp_path}/left/{line['name']}", kind, tell)
+        _check_in_the_end(f"file://{tmp_path}/left/{line['name']}", kind)
 
 
-def _records(taken: list[tuple[str, ...]]) -> int:
+def _records(taken: list[list[str]]) -> int:
     """Return how many log records there are among steps."""
     return sum(operation == "put_if_absent" and name.startswith("log/") for operation, name in taken)
 
@@ -180,24 +141,30 @@ def _check_state(uri: str, kind: str, records: int) -> None:
     if kind == "merge":
         assert (len(state.files), len(state.tables)) == (2 - records, records)
     else:
-        assert len(state.tables if kind != "compact" else state.files) == {"build": 1, "replace": 1, "compact": 2}[
-            kind
-        ] * bool(tables)
+        made = state.tables if kind != "compact" else state.files
+        assert len(made) == {"build": 1, "replace": 1, "compact": 2}[kind] * bool(tables)
     if tables:
         check(uri, *tables, keys=2)
 
 
-def _check_in_the_end(uri: str, kind: str, tell: Tell) -> None:
+def _told(command: str, uri: str) -> dict[str, Any]:
+    """Run a command on a storage; return its document."""
+    outcome = run_here(*command.split(), "--storage", uri, "--json", "--quiet")
+    assert outcome.code == 0, outcome
+    return dict(outcome.document)
+
+
+def _check_in_the_end(uri: str, kind: str) -> None:
     """Assert that all is as it should be, that nothing young is swept, and everything that is old."""
     _check_state(uri, kind, KINDS[kind].records)
     check_stored(uri, *KINDS[kind].after)
-    assert tell("verify", "--deep", storage=uri)["status"] == "ok"
+    assert _told("verify --deep", uri)["status"] == "ok"
     with open_storage(uri) as storage:
         before = {info.name for info in storage.list()}
-    young = tell("orphans", "--yes", storage=uri)
+    young = _told("orphans --yes", uri)
     assert young["objects"] == young["uploads"] == []
     _age(Path(uri.removeprefix("file://")))
-    old = tell("orphans", "--yes", storage=uri)
+    old = _told("orphans --yes", uri)
     with open_storage(uri) as storage:
         assert before - {info.name for info in storage.list()} == {one["object"] for one in old["objects"]}
     assert sweep(uri) == 0
@@ -222,15 +189,11 @@ def test_ctrl_c_ends_a_job_with_one_line(tmp_path: Path) -> None:
     code = "from tiered_index.cli import main, progress; progress._LINE_INTERVAL_S = 0.0; main.run()"
     program = [sys.executable, "-c", code, "spark", "build"]
     options = ["--source", source, "--set", "slots=64", "--storage", storage, "--master", "local[2]"]
+    options += ["--conf", "spark.ui.enabled=false"]
     for moment in ("count: ", "build: "):
-        with subprocess.Popen(
-            [*program, *options, "--conf", "spark.ui.enabled=false"],
-            cwd=_ROOT,
-            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as driver:
+        command, environment = [*program, *options], os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, cwd=TOP, env=environment, **pipes) as driver:
             assert driver.stderr is not None
             told = next(line for line in driver.stderr if line.startswith(moment))
             driver.send_signal(signal.SIGINT)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,11 +18,11 @@ from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CloudPickleSerializer
 
+from tests.spark.commands import told
 from tests.spark.entries import check, messages, total, write_parquet
 from tests.spark.in_process import build_here
 from tests.support.core import compiled_core
 from tests.support.s3_server import CREDENTIALS
-from tiered_index.cli.main import run
 from tiered_index.cli.spark import reading
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import filter_hash
@@ -31,6 +30,7 @@ from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
 
 _OURS = ("tiered_index", "__editable__")
+SUBMIT = Path(__file__).parents[2] / "deploy/spark/submit.sh"
 
 
 def bare_python(folder: Path) -> Path:
@@ -39,9 +39,8 @@ def bare_python(folder: Path) -> Path:
     dependencies = folder / "dependencies"
     dependencies.mkdir()
     # those of a virtualenv that this one is made of, too
-    for path in map(
-        Path, dict.fromkeys(one for one in sys.path if Path(one).name in ("site-packages", "dist-packages"))
-    ):
+    places = dict.fromkeys(one for one in sys.path if Path(one).name in ("site-packages", "dist-packages"))
+    for path in map(Path, places):
         for entry in path.iterdir():
             if not entry.name.startswith(_OURS) and entry.suffix != ".pth" and not (dependencies / entry.name).exists():
                 (dependencies / entry.name).symlink_to(entry)
@@ -56,53 +55,36 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYSPARK_PYTHON": str(worker), "SPARK_LOCAL_IP": "127.0.0.1"}
     script = "import numpy, pyarrow, boto3, pydantic, pyspark, importlib.util as u; print(u.find_spec('tiered_index'))"
-    found = subprocess.run(
-        [worker, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
+    quiet = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    found = subprocess.run([worker, "-c", script], **quiet, check=True)
     assert found.stdout.strip() == "None"
     table, storage = messages(800), f"file://{tmp_path}/storage"
     source = write_parquet(table, tmp_path / "m.parquet")
 
-    def spark(*arguments):
-        command = [
-            sys.executable,
-            "-c",
-            "from tiered_index.cli.main import run; run()",
-            "spark",
-            *arguments,
-            "--storage",
-            storage,
-        ]
-        cluster = [
-            "--master",
-            "local-cluster[2,1,1024]",
-            "--conf",
-            "spark.executor.memory=1g",
-            "--conf",
-            "spark.ui.enabled=false",
-        ]
-        command += [*cluster, "--conf", "spark.driver.host=127.0.0.1", "--json", "--quiet"]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+    cluster = "--master local-cluster[2,1,1024] --conf spark.executor.memory=1g --conf spark.ui.enabled=false"
 
-    build = ("build", "--source", source, "--set", "slots=64")
-    alone = spark(*build)
+    def spark(line):
+        command = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", "spark", *line.split()]
+        command += f"--storage {storage} {cluster} --conf spark.driver.host=127.0.0.1 --json --quiet".split()
+        return subprocess.run(command, **quiet, timeout=400)
+
+    build = f"build --source {source} --set slots=64"
+    alone = spark(build)
     assert alone.returncode != 0 and "No module named 'tiered_index'" in alone.stderr
-    built = spark(*build, "--ship")
+    built = spark(f"{build} --ship")
     assert built.returncode == 0, built.stderr[-3000:]
     assert json.loads(built.stdout)["entries"] == 800
-    merged = spark("merge", "--window", "30d", "--ship")
+    merged = spark("merge --window 30d --ship")
     assert merged.returncode == 0, merged.stderr[-3000:]
     assert json.loads(merged.stdout)["tiers"][0]["entries"] == total(storage) == 800
     check(storage, table, keys=5)
     keys = table.select(["topic", "key"]).group_by(["topic", "key"]).aggregate([])
     pq.write_table(keys, tmp_path / "keys.parquet")
-    lookup = ("lookup", "--keys", str(tmp_path / "keys.parquet"), "--max", "1000")
-    looked_up = spark(*lookup, "--out", str(tmp_path / "answers"), "--ship")
+    looked_up = spark(f"lookup --keys {tmp_path}/keys.parquet --max 1000 --out {tmp_path}/answers --ship")
     assert looked_up.returncode == 0, looked_up.stderr[-3000:]
-    found = pq.read_table(tmp_path / "answers")
-    told = Counter(zip(found["topic"].to_pylist(), found["key"].to_pylist(), found["offset"].to_pylist(), strict=True))
-    wanted = zip(table["topic"].to_pylist(), table["key"].to_pylist(), table["offset"].to_pylist(), strict=True)
-    assert told == Counter(wanted)
+    names = ["topic", "key", "offset"]
+    found, wanted = (one.select(names).to_pylist() for one in (pq.read_table(tmp_path / "answers"), table))
+    assert sorted(map(str, found)) == sorted(map(str, wanted))
 
 
 @pytest.mark.slow
@@ -114,25 +96,14 @@ def test_executors_get_all_of_it_from_an_archive(tmp_path):
     with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "bare", ".")
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    environment |= {
-        "PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "TIERED_INDEX_ARCHIVE": f"{tmp_path}/environment.tar.gz",
-    }
+    environment |= {"PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["TIERED_INDEX_ARCHIVE"] = f"{tmp_path}/environment.tar.gz"
     table, storage = messages(400), f"file://{tmp_path}/storage"
     source = write_parquet(table, tmp_path / "m.parquet")
-    settings = ("spark.executor.memory=1g", "spark.ui.enabled=false", "spark.driver.host=127.0.0.1")
-    options = ["--master", "local-cluster[2,1,1024]", *(word for one in settings for word in ("--conf", one))]
-    command = ["build", "--source", source, "--set", "slots=64", "--storage", storage, "--json", "--quiet"]
-    script = Path(__file__).parents[2] / "deploy/spark/submit.sh"
-    built = subprocess.run(
-        ["bash", script, *options, "--", *command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    options = "--master local-cluster[2,1,1024] --conf spark.executor.memory=1g --conf spark.ui.enabled=false"
+    options += f" --conf spark.driver.host=127.0.0.1 -- build --source {source} --set slots=64 --storage {storage}"
+    command = ["bash", SUBMIT, *options.split(), "--json", "--quiet"]
+    built = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
     assert built.returncode == 0, built.stdout + built.stderr[-3000:]
     assert json.loads(built.stdout)["entries"] == total(storage) == 400
     check(storage, table, keys=5)
@@ -181,7 +152,7 @@ def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, 
 
 
 @pytest.mark.parametrize("given", [[], ["--ship"]])
-def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, capfd, given):
+def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, given):
     build_here(f"file://{tmp_path}/index", messages(20))
     (tmp_path / "keys.csv").write_text("topic,key\norders,key-0\n")
     asked = []
@@ -191,10 +162,8 @@ def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, capfd, giv
         raise InvalidArgument("no session is begun here")
 
     monkeypatch.setattr(reading, "spark_of", spark_of)
-    command = ["spark", "lookup", "--keys", f"{tmp_path}/keys.csv", "--storage", f"file://{tmp_path}/index"]
-    with pytest.raises(SystemExit) as ended:
-        run([*command, "--out", f"{tmp_path}/answers", "--master", "yarn", *given])
-    assert ended.value.code == 2 and "no session is begun here" in capfd.readouterr().err
+    command = f"lookup --keys {tmp_path}/keys.csv --storage file://{tmp_path}/index --out {tmp_path}/answers"
+    assert "no session is begun here" in told(f"{command} --master yarn", *given, code=2).error["message"]
     assert asked == [("yarn", bool(given))]
 
 
@@ -246,10 +215,9 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
     python.write_text(f"#!/bin/sh\necho {submit}\n")
     for path in (submit, python):
         path.chmod(0o755)
-    script = Path(__file__).parents[2] / "deploy/spark/submit.sh"
     given = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
     given |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
-    command = [script, "--master", "yarn", *mode, "--", "merge"]
+    command = [SUBMIT, "--master", "yarn", *mode, "--", "merge"]
     told = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
     assert told == [node if "cluster" in "".join(mode) else str(python), node]

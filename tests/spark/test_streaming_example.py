@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, states, sweep, total
-from tests.spark.pages import programs, section
+from tests.integration.cli.command_lines import TOP
+from tests.spark.commands import program_of
+from tests.spark.entries import BEGIN_MS, states, sweep, total
 from tests.spark.streaming_program import entries_of, start
 from tests.support.model import Answer, ReferenceModel
 from tests.support.store_writer import StoreWriter
@@ -27,7 +27,6 @@ from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.spark import register
 from tiered_index.spark.failures import typed_errors
 
-_ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 300.0
 
 
@@ -39,10 +38,10 @@ class Broker:
         self.model = ReferenceModel()
         self.entries = 0
 
-    def fill(self, count: int, step_ms: int = 1000) -> None:
+    def fill(self, count: int) -> None:
         with StoreWriter(self._store, segment_bytes=20_000) as writer:
             for _ in range(count):
-                keys, at = [f"k-{self.entries % 9}", "all"], BEGIN_MS + self.entries // 2 * step_ms
+                keys, at = [f"k-{self.entries % 9}", "all"], BEGIN_MS + self.entries // 2 * 1000
                 put = writer.put("orders", 0, b"body", keys=keys, store_ms=at)
                 for key in keys:
                     self.model.put("orders", 0, key, put.offset, put.size, at)
@@ -54,37 +53,6 @@ class Broker:
             for key in ("all", *(f"k-{n}" for n in range(9))):
                 answer = reader.query("orders", key, max_count=100_000)
                 assert [Answer.of(item) for item in answer.items] == self.model.query("orders", key, max_count=None)
-
-
-@pytest.mark.long
-def test_the_program_of_the_page_runs(spark: Any) -> None:
-    program = programs(section("spark-sql.md", "Streams into an index"))[0]
-    exec(compile(program, "docs/spark-sql.md", "exec"), {})
-
-
-@pytest.mark.long
-def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:
-    register(spark)
-    broker, uri = Broker(tmp_path / "store"), f"file://{tmp_path}/index"
-    broker.fill(100)
-
-    def run(**options: object) -> None:
-        query = start(entries_of(spark, str(tmp_path / "store"), "1m"), tmp_path, endless=False, **options)
-        with typed_errors("streaming"):
-            query.awaitTermination()
-
-    run(maxWindows=1)
-    broker.check(uri)
-    before, done = states(uri), broker.entries
-    broker.fill(100, step_ms=DAY_MS // 50)
-    with pytest.raises(InvalidArgument, match="more than 1 windows"):
-        run(maxWindows=1)
-    assert (total(uri), states(uri).objects) == (done, before.objects)
-    run()
-    broker.check(uri)
-    assert list(states(uri).positions.values()) == [1]
-    sweep(uri)  # a task of the failed batch may have been broken off while it uploaded
-    broker.check(uri)
 
 
 @pytest.mark.long
@@ -167,11 +135,9 @@ def _found(uri: str, before: int) -> int:
 @contextlib.contextmanager
 def _program(folder: Path, how: str, *mark: str) -> Any:
     """Run the program in a group of processes that is killed in the end."""
-    command = [sys.executable, "-m", "tests.spark.streaming_program", "local[2,2]", str(folder), how, *mark]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    with subprocess.Popen(
-        command, cwd=_ROOT, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
-    ) as process:
+    command, environment = program_of("streaming_program", "local[2,2]", folder, how, *mark)
+    quiet: Any = {"start_new_session": True, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=TOP, env=environment, **quiet) as process:
         try:
             yield process
         finally:
