@@ -392,7 +392,7 @@ def test_a_query_takes_each_message_once_across_restarts(spark, tmp_path):
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
     puts = fill(store, 250)
-    assert len(run(maxBytesPerTrigger="15k")) > 1
+    assert len(run(maxBytesPerTrigger="20k")) > 1
     puts += fill(store, 60, first=250)
     assert run() == [60]
     assert run() == []
