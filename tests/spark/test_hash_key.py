@@ -74,7 +74,7 @@ def by_spark(spark, rows):
     column = tiered_index.spark.hash_key("topic", frame.key)
     rows = frame.select(column, without_java("topic", frame.key), F.expr("hash_key(topic, key)")).collect()
     assert all(of_java == of_python == of_sql for of_java, of_python, of_sql in rows)
-    return [row["hash_key"] for row in frame.select(column).collect()]
+    return [of_java for of_java, *_ in rows]
 
 
 def without_java(*arguments):

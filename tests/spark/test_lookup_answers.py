@@ -444,7 +444,7 @@ def of_hours(made, count):
 def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
     made = Merging(tmp_path)
     settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap, block_cache_bytes=0)
-    for name, lookups in of_hours(made, 1_000).items():
+    for name, lookups in of_hours(made, 300).items():
         free = plan_of(made.state, lookups, settings=settings)
         costs = lookup_job.most_of(held(free, lookups), len(lookups))
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}

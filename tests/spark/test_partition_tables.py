@@ -307,7 +307,7 @@ def test_the_same_rows_are_a_repeat_however_they_are_cut() -> None:
         ([whole], {}),
         (by_topic, {}),
         ([shuffled.slice(0, 90), shuffled.slice(0, 0), shuffled.slice(90)], {}),
-        ([shuffled], {"scale": replace(SCALE, window_s=3_600)}),
+        ([shuffled], {"scale": replace(SCALE, window_s=21_600)}),
         ([whole], {"scale": replace(SCALE, plausible_max=10**9 + 5)}),
     ):
         told = run(storage, 4, parts, **more)
