@@ -1,38 +1,41 @@
 """A simulated year: an hourly file of few entries each, merged to days and to windows of 30 days; GETs a lookup before
 and after.
 
-A writer makes the files. The clock stands at the year's end, so the newest window of 30 days may not be over. Objects
-lie in memory. One thread.
+The files are written by the format's own code and published by log records, a week's in each; the clock stands at the
+year's end, so the newest window of 30 days may not be over. Everything lies in memory. One thread.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from tests.benchmarks.machine.figures import Table
 from tests.benchmarks.machine.setting import require
-from tests.support.batches import batch
 from tests.support.cold_index import without_summary
-from tests.support.log_records import open_log
-from tests.support.unsynced_disk import UnsyncedDisk
+from tiered_index._version import __version__
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
-from tiered_index.service.index import IndexService
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.layout import PRESETS, Layout
+from tiered_index.format.names import data_name, new_file_id
+from tiered_index.format.trailer import Tail
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 
 HOUR_S, DAY_S, MONTH_S = 3600, 86_400, 30 * 86_400
 _BEGIN_S = 1_700_000_000 // MONTH_S * MONTH_S
-_TOPIC = "orders"
+_TOPIC, _TOPIC_ID = "orders", 1
 _IN_ALL, _ABSENT = "in-every-hour", "nobody's"
 _ENTRIES = 8
-# files that are uploaded at once: each holds two descriptors until then
-_AT_ONCE = 48
+# of an hour: one of the common key, the others of the hour's own
 _RANGES = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "180 days": 180, "all": 0}
 
 
@@ -44,15 +47,13 @@ class YearOfFiles:
         # two hours after the last file, so that its day is old enough to be merged
         self.clock = ManualClock((self.end_s + 2 * HOUR_S) * 1000)
         self.storage = MemoryStorage(clock=self.clock)
-        settings: dict[str, Any] = {"slots": 16, "items": _ENTRIES + 1, "background": False, "local_keep_s": 0}
-        settings |= {"storage_backend": self.storage, "clock": self.clock, "disk": UnsyncedDisk(), "max_late_s": 1e10}
-        with tempfile.TemporaryDirectory() as root, IndexService.open(root=root, **settings) as index:
-            for hour in range(self.hours):
-                index.put_batch(_entries(hour))
-                index.flush()
-                if (hour + 1) % _AT_ONCE == 0 or hour + 1 == self.hours:
-                    index.run_lifecycle()
-        self.log = open_log(self.storage, self.clock)
+        self.log = StorageLog(self.storage, self.clock)
+        preset = PRESETS["native"]
+        self._layout = Layout(preset, preset.schema, 16, 64)
+        self.log.create(IndexDescriptor("a-simulated-year", self._layout, "custom"))
+        for first in range(0, self.hours, 7 * 24):
+            added = tuple(self._file(hour) for hour in range(first, min(self.hours, first + 7 * 24)))
+            self.log.append("a week of files", None, partial(_adding, added))
 
     @property
     def end_s(self) -> int:
@@ -102,17 +103,51 @@ class YearOfFiles:
                 found[span_h] = held.explain.requests, absent.explain.requests
         return found
 
+    def _file(self, hour: int) -> StoredObject:
+        """Store one hour's file."""
+        begin_s = _BEGIN_S + hour * HOUR_S
+        keys = [_IN_ALL, *(f"hour-{hour}-{number}" for number in range(1, _ENTRIES))]
+        hashes, marks = hash_batch([_TOPIC], np.zeros(_ENTRIES, np.int64), code_units(keys))
+        entries = np.zeros(_ENTRIES, self._layout.schema.entry)
+        entries["key_hash"], entries["fingerprint"], entries["topic_id"] = hashes, marks, _TOPIC_ID
+        entries["offset"] = hour * _ENTRIES + np.arange(_ENTRIES)
+        entries["size"] = 512
+        entries["time_diff_s"] = np.arange(_ENTRIES) * (HOUR_S // _ENTRIES)
+        made = Compaction(entries, self._layout, begin_s * 1000, (begin_s + HOUR_S - 1) * 1000)
+        file_id = new_file_id(begin_s * 1000)
+        name = data_name(file_id, f"{hour:016x}")
+        data = b"".join(
+            made.pieces(
+                file_id=file_id,
+                topics=((_TOPIC_ID, _TOPIC),),
+                source_positions={},
+                lane="main",
+                offset_space="custom",
+                writer=f"tiered_index {__version__}",
+                more={"sequence": hour + 1, "predecessor": None, "created_ms": begin_s * 1000},
+            )
+        )
+        self.storage.put(name, data)
+        tail = Tail.decode(data, name, len(data))
+        return StoredObject(
+            name=name,
+            file_id=file_id,
+            lane="main",
+            sequence=hour + 1,
+            second_min=made.second_min,
+            second_max=made.second_max,
+            count=_ENTRIES,
+            size_bytes=len(data),
+            trailer_position=tail.position,
+            filter_length=tail.filter_length,
+            directory_length=tail.directory_length,
+            metadata_length=tail.metadata_length,
+            published_ms=self.clock.now_ms(),
+        )
 
-def _entries(hour: int) -> dict[str, Any]:
-    """Return the entries of an hour, which fill a file: one of the common key, the others of the hour's own."""
-    numbers = np.arange(_ENTRIES)
-    return batch(
-        _ENTRIES,
-        topic=_TOPIC,
-        key=[_IN_ALL, *(f"hour-{hour}-{number}" for number in range(1, _ENTRIES))],
-        offset=hour * _ENTRIES + numbers,
-        timestamp_ms=(_BEGIN_S + hour * HOUR_S + numbers * (HOUR_S // _ENTRIES)) * 1000,
-    )
+
+def _adding(added: tuple[StoredObject, ...], state: LogState) -> LogRecord | None:
+    return LogRecord(0, "publish", 0, "", 0, added) if added[0].name not in state.objects else None
 
 
 def year_table(weeks: int) -> tuple[Table, bool]:
