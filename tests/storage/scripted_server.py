@@ -4,7 +4,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.http_server import Handler, served
 
 _LONGEST_WAIT_S = 60
 
@@ -83,20 +84,13 @@ class ScriptedServer:
 
 @contextlib.contextmanager
 def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Answering(Handler):
         def setup(self) -> None:
             scripted.connections += 1
             super().setup()
 
-        def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # a client that refuses an answer hangs up
-                super().handle()
-
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            answer = scripted.answer(Request(self.command, self.path, dict(self.headers.items()), body))
+            answer = scripted.answer(Request(self.command, self.path, dict(self.headers.items()), self.body()))
             if answer.held is not None:
                 answer.held.wait(_LONGEST_WAIT_S)
             self.send_response(answer.status)
@@ -117,24 +111,6 @@ def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
             if chunked or answer.announced not in {None, len(answer.body)}:
                 self.close_connection = True
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - the base class looks for these names
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            pass
-
-    server = Server((host, 0), Handler)
-    scripted = ScriptedServer(f"http://{host}:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with served(Answering, host) as url:
+        scripted = ScriptedServer(url)
         yield scripted
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -24,9 +24,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
+
+from tests.support.http_server import Handler, served
 
 _HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "upgrade"}
 _UPSTREAM_TIMEOUT_S = 60.0
@@ -207,25 +208,18 @@ def times(
     return fault
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     proxy: CountingProxy
 
     def setup(self) -> None:
         self.proxy.connected()
         super().setup()
 
-    def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # a client closes the connection if it refuses a response
-            super().handle()
-
-    def relay(self) -> None:
+    def answer(self) -> None:
         if "transfer-encoding" in self.headers:
             self.send_error(501, "chunked requests are not relayed")
             return
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = Request(self.command, self.path, self.headers, body)
+        request = Request(self.command, self.path, self.headers, self.body())
         action = self.proxy.action(request)
         if action.before is not None:
             action.before()
@@ -260,15 +254,10 @@ class _Handler(BaseHTTPRequestHandler):
             if action.reset:
                 self._reset()
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = relay  # noqa: N815 - the base class calls these names
-
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.rfile.close()  # it keeps the socket open
         self.connection.close()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 def _head(method: str, reply: _Reply, action: Action) -> bytes:
@@ -283,26 +272,10 @@ def _head(method: str, reply: _Reply, action: Action) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass
-
-
 @contextlib.contextmanager
 def counting_proxy(upstream_url: str) -> Iterator[CountingProxy]:
     """Yield a running proxy for the endpoint `upstream_url` (http://host:port)."""
-    handler = type("Handler", (_Handler,), {})
-    server = _Server(("127.0.0.1", 0), handler)
-    proxy = CountingProxy(f"http://127.0.0.1:{server.server_address[1]}", urlsplit(upstream_url).netloc)
-    handler.proxy = proxy  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    handler: type[_Handler] = type("Handler", (_Handler,), {})
+    with served(handler) as url:
+        handler.proxy = CountingProxy(url, urlsplit(upstream_url).netloc)
+        yield handler.proxy

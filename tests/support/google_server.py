@@ -9,19 +9,19 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tests.support.http_server import Handler, served
 from tests.support.object_store import Reply, Store, error
 
 
 class GoogleServer(Store):
     """Objects of `buckets`; `requests` are method and path of what came, `failures` how the next ones are answered."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, endpoint_url: str) -> None:
         super().__init__(folder)
-        self.endpoint_url = ""
+        self.endpoint_url = endpoint_url
         self.buckets: set[str] = set()
         self.requests: list[str] = []
         self.failures: list[int] = []
@@ -43,12 +43,9 @@ class GoogleServer(Store):
 def google_server() -> Iterator[GoogleServer]:
     """Serve on a loopback port until the block ends."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
+    class Answering(Handler):
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self.body()
             headers = {name.lower(): value for name, value in self.headers.items()}
             with google.lock:
                 google.requests.append(f"{self.command} {self.path}")
@@ -63,22 +60,6 @@ def google_server() -> Iterator[GoogleServer]:
             if self.command != "HEAD":
                 self.wfile.write(reply.body)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - the base class looks for these names
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 64
-
-    with tempfile.TemporaryDirectory() as folder, Server(("127.0.0.1", 0), Handler) as server:
-        google = GoogleServer(Path(folder))
-        google.endpoint_url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield google
-        finally:
-            server.shutdown()
-            thread.join()
+    with tempfile.TemporaryDirectory() as folder, served(Answering) as url:
+        google = GoogleServer(Path(folder), url)
+        yield google

@@ -1,0 +1,56 @@
+"""An HTTP server of a test, in threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Every request goes to `answer`. Connections stay open."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a client that refuses an answer hangs up
+            super().handle()
+
+    def answer(self) -> None:
+        """Answer a request."""
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815 - and for these
+
+    def body(self) -> bytes:
+        """Return the body of the request."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(handler: type[Handler], host: str = "127.0.0.1") -> Iterator[str]:
+    """Serve on a port that the system chose until the block ends; yield the URL."""
+    with _Server((host, 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://{host}:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
