@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import pytest
 from tests.property.published import Published, mark
 from tests.spark.beside_program import BUILT_ROWS, KEYS, TOPIC, built, message
 from tests.spark.entries import sweep
-from tests.support.hanging import until
 from tests.support.model import Answer, ModelEntry, ReferenceModel
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader
@@ -66,7 +65,7 @@ def roles(root: Path, uri: str) -> Iterator[dict[str, Role]]:
     made: dict[str, Role] = {}
     try:
         made["write"] = Role("write", root, uri, MESSAGES)
-        until(lambda: _number(uri) > 0)  # who builds wants an index
+        _until(lambda: _number(uri) > 0)  # who builds wants an index
         made["merge"] = Role("merge", "-", uri, 0)
         made["build"] = Role("build", "-", uri, BUILDS)
         yield made
@@ -74,6 +73,13 @@ def roles(root: Path, uri: str) -> Iterator[dict[str, Role]]:
         for role in made.values():
             role.process.kill()
             role.process.communicate()
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while not reached():
+        assert time.monotonic() < end, "nothing goes on"
+        time.sleep(0.02)
 
 
 def _number(uri: str) -> int:
