@@ -42,9 +42,9 @@ def year(document: dict[str, Any]) -> str:
 def memory(document: dict[str, Any]) -> str:
     """Return the peaks of memory by the number of entries."""
     (table,) = [table for table in document["tables"] if table["title"].startswith("peak memory")]
-    grown = ", ".join(f"{name.partition(':')[0]} {ratio:.2f}" for name, ratio in _figures(document).items())
-    words = "Memory of the largest Python worker with most entries ÷ with fewest"
-    head = f"{about(document['machine'])}; {table['title']}. {words}: {grown}."
+    grown = ", ".join(f"{ratio:.2f} ({name.partition(':')[0]})" for name, ratio in _figures(document).items())
+    words = "From the fewest to the most entries, memory of the largest Python worker grows by a factor of"
+    head = f"{about(document['machine'])}; {table['title']}. {words} {grown}."
     return f"{head}\n\n{markdown(table['columns'], table['rows'])}"
 
 
