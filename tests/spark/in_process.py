@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from tests.spark.entries import BEGIN_MS, DAY_MS
 from tests.support.later import Later
-from tests.support.log_records import open_log
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -106,12 +105,13 @@ def opened(storage: Storage, clock: Clock) -> StorageLog:
 
 def count(storage: Storage, clock: Clock) -> int:
     """Return how many entries the log says there are."""
-    return sum(stored.count for stored in open_log(storage, clock).state.objects.values())
+    return sum(stored.count for stored in StorageLog(storage, clock).open().objects.values())
 
 
 def left_over(storage: Storage, clock: Clock) -> int:
     """Delete what no record names, as if ages had gone by; return how much that was. Nothing else is left."""
-    log = open_log(storage, clock)
+    log = StorageLog(storage, clock)
+    log.open()
     found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
     delete_orphans(storage, found)
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
