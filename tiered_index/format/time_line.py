@@ -19,7 +19,7 @@ Int64 = npt.NDArray[np.int64]
 # most points of a line, and entries per point
 _MOST_POINTS, _ENTRIES_A_POINT = 256, 2048
 # a line is computed from less than 2 * this number of items
-_SAMPLE = 1 << 16
+_SAMPLE = 1 << 15
 _MOST_SHIFT = 62
 
 
