@@ -40,6 +40,7 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeOptions, plan_merge
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.prices import PriceTable
 
 _DAY_S = 86_400
 _LONG_S = 30 * _DAY_S
@@ -169,7 +170,7 @@ def _opened(folder: str, _: int) -> list[Row]:
         Row("open a reader: memory kept", "MiB", _mib("VmRSS") - before),
         Row("open a reader: peak memory", "MiB", _mib("VmHWM") - before),
     ]
-    begin_s = _END_S - 400 * _DAY_S
+    prices, begin_s = PriceTable(), _END_S - 400 * _DAY_S
     for name, low, length_s in (
         ("a minute", begin_s, 60),
         ("a day", begin_s, _DAY_S),
@@ -177,9 +178,12 @@ def _opened(folder: str, _: int) -> list[Row]:
     ):
         choose = partial(reader._views[0].catalog.overlapping, low, low + length_s - 1)
         found = choose()
+        # one GET a file or table, if every filter lets the key pass
+        most_usd = prices.cost_usd({"get_range": len(found)}, 0) * 1e6
         rows += [
             Row(f"choose files of {name}", "CPU us", _cpu_s(choose, 21) * 1e6),
             Row(f"files and tables of {name}", "", len(found)),
+            Row(f"a million lookups of {name}, at most", "USD", most_usd),
         ]
     reader.close()
     return rows

@@ -25,6 +25,9 @@ def test_the_program_prints_the_figures_of_each_size(tmp_path):
     assert values["many indexes: open a reader: requests"] == 3 * values["many indexes"]
     assert values["files and tables of a minute"] <= 2
     assert values["files and tables of ten years"] > 100
+    assert values["a million lookups of ten years, at most"] == pytest.approx(
+        0.4 * values["files and tables of ten years"]
+    )
     assert list((tmp_path / "work").iterdir()) == []
 
 
