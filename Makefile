@@ -82,7 +82,7 @@ $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
 	@touch $@
 
 # a dead link fails; nothing on a page comes from another host
-build/site/index.html: $(DOCS)/.stamp $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md tiered_index/*.py) tiered_index/format/SPEC.md
+build/site/index.html: $(DOCS)/.stamp $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples -name '*.py' -o -name '*.md')
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q -f docs/site/mkdocs.yml
 
 docs: build/site/index.html ## the site of all pages, in build/site, opened in a browser as wide as a desktop and a phone

@@ -1,4 +1,4 @@
-"""What pyproject.toml can't say: the version has the commit, which wheels and source distributions hold as text."""
+"""Adds the commit to the version, and writes it into wheels and source distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from setuptools.command.sdist import sdist
 
 _SOURCE = Path(__file__).parent / "tiered_index" / "_version.py"
 _read = runpy.run_path(str(_SOURCE))
-# an image is built without the repository, and is told the commit
+# an image build has no repository: it passes the commit
 _COMMIT = os.environ.get("TIERED_INDEX_COMMIT", "")
 _VERSION = f"{_read['RELEASE']}+g{_COMMIT[:12]}" if _COMMIT else _read["__version__"]
 

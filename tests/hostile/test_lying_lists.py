@@ -53,7 +53,7 @@ def test_a_key_that_was_not_asked_for_is_refused(server: ScriptedServer) -> None
     with opened(server) as storage:
         for body, act in answers(storage, keys):
             server.answers(Answer(200, body, {"Content-Type": "application/xml"}))
-            with pytest.raises(StorageMisconfigured, match="has not the prefix"):
+            with pytest.raises(StorageMisconfigured, match="does not begin with"):
                 list(act(DATA_PREFIX))
 
 

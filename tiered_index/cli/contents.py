@@ -137,7 +137,9 @@ def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> FileBytes:
     except ObjectNotFound as error:
         if is_in_log:
             raise CorruptFile(name, "the log names this object, but the storage does not have it") from error
-        raise InvalidArgument(f"neither a local file nor an object in {storage.uri}: {name}") from error
+        raise InvalidArgument(
+            f"{name} is neither a local file nor an object in {storage.uri}; `tiered-index files` lists the names"
+        ) from error
     return FileBytes(
         name, size, lambda position, length: storage.get_range(name, position, min(length, size - position))
     )

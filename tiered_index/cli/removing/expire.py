@@ -40,7 +40,9 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     """
     config = session.config()
     if not config.retention.any:
-        raise ConfigError("no rule is given: --set retention.age_s=365d, for example, or a file with retention")
+        raise ConfigError(
+            "no rule is given: pass --set retention.age_s=365d, for example, or --config FILE with [retention]"
+        )
     with open_stored_index(config) as index:
         known = index.log.state.expired
         plan, gone = expire_index(

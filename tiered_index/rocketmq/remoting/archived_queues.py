@@ -113,7 +113,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     def ends(self, queue: ArchivedQueue) -> Ends:
         """Return the begin and end of a queue. Raises also if unknown messages may precede or follow the known ones."""
         if queue.problem:
-            raise self._unknown(f"what queue {queue.queue_id} of {queue.topic} has", queue.problem)
+            raise self._unknown(f"the offsets of queue {queue.queue_id} of {queue.topic}", queue.problem)
         first, last = queue.runs[0], queue.runs[-1]
         if queue.is_open or (first.after_unknown and first.run.first > 0):
             where = f"where queue {queue.queue_id} of {queue.topic} {'ends' if queue.is_open else 'begins'}"

@@ -236,7 +236,7 @@ class ColdPath:
             if (stored := objects.get(of)) is None:
                 continue
             try:
-                CorruptFile.unless_equal(name, f"has not the end of {of}", stored.size_bytes, position + len(part))
+                CorruptFile.unless_equal(name, f"does not end where {of} ends", stored.size_bytes, position + len(part))
                 trailer = verified_trailer(stored, part)
                 directory_bytes = stored.size_bytes - stored.directory_position
                 if position == stored.trailer_position and stored.filter_length:

@@ -176,7 +176,7 @@ class Lifecycle:
             self._is_away = error is not None
             uri = self._context.session.storage.uri
             if error is not None:
-                _log.warning("the storage %s went away, files wait locally: %s", uri, error)
+                _log.warning("the storage %s does not answer; files stay local until it does: %s", uri, error)
             else:
                 _log.info("the storage %s is back", uri)
 

@@ -54,7 +54,7 @@ class KeptLog:
                     self._root.write_file(self.path, [data], what)
                     self._base, self._is_aside = state.as_base(WHOLE, len(data)), False
             except TieredIndexError as error:
-                _log.warning("readers can't do without the storage for now: %s", error)
+                _log.warning("can't write the root's copy of the log; readers of this root need the storage: %s", error)
                 self._base = None
                 # a disk that refuses this deletion refuses others, too
                 with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ class KeptLog:
                 self._root.disk.link(self.path, temporary)
                 self._root.disk.publish(temporary, self._whole_path)
             except OSError as error:
-                _log.debug("%s can't have a second name: %s", self.path, error)
+                _log.debug("can't link %s: %s", self.path, error)
                 with contextlib.suppress(OSError):
                     self._root.disk.unlink(temporary)
                 return b""
