@@ -310,7 +310,7 @@ class S3Storage(BucketStorage):
                 # a foreign key would be taken for another object, and perhaps deleted
                 if not key.startswith(self._base + prefix):
                     raise StorageMisconfigured(
-                        f"{self.uri}: the service lists {key!r}, whose name does not begin with {self._base + prefix!r}: "
+                        f"{self.uri}: the service lists {key!r}, which does not begin with {self._base + prefix!r}: "
                         f"{NO_S3}"
                     )
                 yield key, item
