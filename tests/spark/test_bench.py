@@ -119,7 +119,7 @@ def test_the_whole_command(tmp_path):
     assert figures["lookups of the year that cost other than one GET a window in range"] == 0
     assert 8 < figures["tiered_index: bytes an entry"] < 20
     titles = [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]]
-    assert titles == ["CPU seconds, median", "CPU seconds, median", "GETs a lookup"]
+    assert titles == ["CPU seconds, median", "CPU seconds, median", "GETs per lookup in the newest part"]
     jobs = {row[0]: row for row in measured["tables"][0]["rows"]}
     assert {BUILD, BUILD_FRAME, AUDIT, MERGE, f"{LOOKUP}, 1,000 keys", f"{JOIN}, 1,000 keys"} <= set(jobs)
     assert jobs[BUILD][1] > jobs[BUILD][2] > 0 and "of Parquet, tuned" in jobs[BUILD][-1]
