@@ -35,7 +35,7 @@ def spent(document: dict[str, Any]) -> str:
 
 def year(document: dict[str, Any]) -> str:
     """Return GETs a lookup of hourly files, before and after merges."""
-    (table,) = [table for table in document["tables"] if table["title"].startswith("GETs a lookup")]
+    (table,) = [table for table in document["tables"] if table["title"].startswith("GETs per lookup")]
     return f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
 
 
@@ -67,7 +67,7 @@ def write(document: dict[str, Any]) -> None:
 
 def _write_bench(bench: dict[str, Any]) -> None:
     head = f"{about(bench['machine'])}. "
-    if not any(table["title"].startswith("GETs a lookup") for table in bench["tables"]):
+    if not any(table["title"].startswith("GETs per lookup") for table in bench["tables"]):
         rewrite(_PAGE, {"spark at scale": head + spent(bench)})
         return
     rewrite(_PAGE, {"spark": head + spent(bench)})
