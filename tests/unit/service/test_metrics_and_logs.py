@@ -112,7 +112,7 @@ def test_a_storage_that_goes_away_and_comes_back_is_told_once(settings, caplog):
         for _ in range(2):
             index.run_lifecycle()
         lines = [record.getMessage() for record in caplog.records if "the storage " in record.getMessage()]
-        assert [line.split("unnamed-")[1][32:].split(",")[0] for line in lines] == [" went away", " is back"]
+        assert [line.split("unnamed-")[1][32:].split(";")[0] for line in lines] == [" does not answer", " is back"]
 
 
 def test_a_fenced_writer_is_told_once(settings, tmp_path, caplog):
