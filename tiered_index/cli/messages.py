@@ -168,8 +168,8 @@ def message(
 
     An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
     is the unique key that the producer gave the message. The command then needs the index. It shows up to 32 messages
-    with that key, and --cursor shows the next ones. To show a message of --store by its
-    queue offset, pass --topic, --queue-id and --offset in place of ID.
+    with that key, and --cursor shows the next ones. To show a message of --store by its queue offset, pass --topic,
+    --queue-id and --offset in place of ID.
 
     kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
     reads it from the broker, else from the archive.
