@@ -69,6 +69,7 @@ lint: $(VENV)/.stamp-test ## ruff, its format, the prose of pages, help and mess
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/unit/test_prose.py
+	@$(BIN)/python -m tests.support.prose --warnings
 	@$(BIN)/mypy
 
 # a virtualenv of its own, so that tests need none of it

@@ -19,6 +19,6 @@ def test_each_operation_has_its_part_of_the_page(tmp_path: Path) -> None:
     measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     for operation, figures in measured.items():
         assert figures["cpu_us"] > 0 and figures["limit"], operation
-    section = PAGE.read_text().split("\n## Where the time goes\n")[1]
+    section = PAGE.read_text().split("\n## CPU time by part\n")[1]
     parts = re.findall("<!-- measured: (.*) -->", section)
     assert sorted(parts) == sorted(["set-up", "table", *map(name_of, measured)])
