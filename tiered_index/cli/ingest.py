@@ -1,7 +1,6 @@
 """`tiered-index ingest SOURCE` and `import-classic DIR`: put messages, or classic index files, into an index.
 
 The index stores the durable position of a source with the entries. If a command is killed and run again, it puts only
-
 the missing entries. The broker's folders are only read. One thread in addition to the index's own.
 """
 

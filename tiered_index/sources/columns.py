@@ -246,7 +246,6 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
     """Return the entries of messages, one row an entry; None if a value is missing.
 
     `table` has one row a message, with `keys` (lists) or `key`. Of other columns only the index's `own` are kept. A
-
     repeated key of one message counts once. Memory: the batch twice.
     """
     names = [name for name in (*FIELDS, "topic_id", *own) if name in table.column_names]

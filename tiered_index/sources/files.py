@@ -1,15 +1,13 @@
 """Reads files of messages: Parquet, NDJSON, and CSV with a header. Text may be gzipped.
 
 One thread; memory: a few blocks. Other columns and blank lines are skipped. A message without key makes no entry. A
-
 position is a row number of a Parquet file, or a byte offset in uncompressed text. A last line without newline may still
 be written. Unless it is a complete JSON object, it is held back and the position stays before it. Arrow parses a block
 of lines at once. If that fails, or gives another number of rows, the lines are parsed one by one. In CSV one record is
-one line; `keys` are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601.
-The name of a source is `file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file
-that grows keeps its name; another file at the same path has another one. With --column or --constant, ``/`` and a hash
-
-of these options follow: other messages need another position.
+one line; `keys` are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601. The name of a source
+is `file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file that grows keeps its
+name; another file at the same path has another one. With --column or --constant, ``/`` and a hash of these options
+follow: other messages need another position.
 """
 
 from __future__ import annotations
@@ -450,7 +448,6 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
     """Return the name of `source` in an index that knows the names `known`; None for stdin.
 
     The name has the source's path, or `called` in its place, so that the file may move. Raises `InvalidArgument` if the
-
     content changed, unless `restart` is True.
     """
     if isinstance(source.place, Stdin):

@@ -1,7 +1,6 @@
 """Reads untrusted Parquet files as tables of bounded size. One thread.
 
 Each table has a bounded number of rows and bytes. Text that rows share is read once. No row, with its pages, may need
-
 more than `DECODED_BYTES`. All damage is `CorruptFile`. Pages with checksums are verified.
 """
 

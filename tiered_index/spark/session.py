@@ -44,7 +44,6 @@ def open_session(
     """Return the running Spark session, or start one, with Spark's `settings`.
 
     `master` None: as configured, else all cores. Raises `ConfigError` if PySpark (the extra ``spark``) or Java is
-
     missing or too old.
     """
     check_pyspark()
@@ -127,7 +126,6 @@ def register(spark: SparkSession) -> None:
     """Register the formats ``tiered_index`` and ``rocketmq_commitlog`` and the table function ``tiered_index_lookup``.
 
     Idempotent. Raises `ConfigError` if PySpark is missing or too old. Logs a warning if writes may fail because of
-
     Spark's speculation.
     """
     check_pyspark()

@@ -3,7 +3,6 @@
 Put-if-absent is a put at generation 0 (Google) or with `If-None-Match: *` (Azure). Credentials come from obstore's own
 chains: `GOOGLE_*` and `AZURE_*` variables, Google's default credentials, the machine's identity. No proxy is used.
 obstore has no multipart upload whose parts different processes send. A part is therefore an object below
-
 `prefix/~uploads/`, where no valid name is. `complete_upload` reads the parts and writes them as one object, atomically.
 
 Threads: any number. A process that was forked after obstore was loaded can't use these storages: every call raises.

@@ -41,7 +41,6 @@ class RetryLoop:
     """Sends requests to the storage `uri`, and repeats them after faults.
 
     A call fails after `max_attempts` `RequestFault`s, or after `transfer_attempts` other `PassingFault`s. It makes at
-
     most the sum of both less one attempts. The wait after fault n of a kind is random, from 0 to `backoff_s * 2**n`
     ("full jitter"), at most 5 s. Each fault is logged (INFO).
     """

@@ -1,7 +1,6 @@
 """Reads messages of a RocketMQ store from its commit log, else from archived segments: by entry, id or queue offset.
 
 Any thread. `search.py` judges the bytes at a place. Archived segments are read in whole pieces, each compared with its
-
 CRC32; a message that overlaps a damaged piece is not used. If an erasure or a repair replaces a segment meanwhile, its
 replacement is read.
 """

@@ -108,7 +108,6 @@ class Dispatcher:
         Without `follow`, a torn tail is read a second time, because it may be damage. `restart` reads the log from its
         begin. `reader` selects the indexed messages; the default is every topic but RocketMQ's own. A round ends early
         once `stopping()` is True; `now_s` is its clock, and `clock` is the index's. Raises `ConfigError` if the index
-
         follows another store, `CorruptFile` if the fingerprints can't be read, `StorageMisconfigured` if access to the
         log is denied.
         """

@@ -8,8 +8,8 @@ read a second time, up to the last message that the first reading saw. That last
 - if the first reading saw after it a message's head that is not older, the segment's blank, or damage before a message
   that is not older; or
 - if its body has its CRC, its properties have no zero, and nothing follows it or the previous round saw the same bytes.
-The reason for "older": a broker that truncates its log moves a position and zeroes nothing. The bytes after it stay
 
+The reason for "older": a broker that truncates its log moves a position and zeroes nothing. The bytes after it stay
 until they are overwritten. They prove nothing: they can complete half a message to one that looks whole, if the message
 before had the same lengths. A message that looks whole in two rounds, or that nothing follows, is put. A later change
 of it is detected, because its fingerprint is of the bytes that were put.

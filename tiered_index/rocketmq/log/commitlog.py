@@ -155,7 +155,6 @@ class CommitLogReader:
         `hole_at` are damage if something readable follows them. `newest_ms` is the store timestamp (epoch ms) of the
         message before `position`. `segments` is a known list of segments; the folder is listed again for others.
         A single reading may see messages that are only partly written: the last one, or earlier ones with holes of
-
         zeros, also in keys. `messages` reads twice; a follower does so with `tail.stable_part`.
         """
         segments = self.segments() if segments is None else segments

@@ -1,7 +1,6 @@
 """Reads a store directory of RocketMQ: its name, the end of its commit log, and its consume queues.
 
 A consume queue has the places of a queue's messages in the commit log. Stateless: every call reads the files again, and
-
 any thread may call. An entry of a consume queue has 20 bytes, big-endian: i64 commit log offset, i32 size of the
 message, i64 tags code. Files have 300,000 entries by default. Their name is the offset of their first byte within the
 queue. Zeros follow the last written entry (`ConsumeQueue`).

@@ -1,7 +1,6 @@
 """Reads a broker's queues by the queue offsets of its archived segments (`ingest --archive-queues`).
 
 Also the queues of a store with older messages from the archive. A segment without queue offsets, or a gap between
-
 segments, may have messages of any queue: offsets that depend on it raise `UnknownOffsets`. An offset that is missing
 between two known runs has no message. If a queue begins again at 0 in the log, its topic was deleted and created again,
 and the queue begins there. Expired and erased messages are never returned, even if their bytes still exist. Directories

@@ -1,7 +1,6 @@
 """Reads queues: their begins and ends, and messages from a queue offset. Has the reader of a store's consume queues.
 
 Codes, statuses and bounds are those of RocketMQ's `DefaultMessageStore.getMessage` and `PullMessageProcessor`. A queue
-
 begins at the first message that the log, or the archive, still has. One object serves one request.
 """
 

@@ -113,7 +113,6 @@ def audit(
     not the checks, for a source that has a part of the index, or the reverse. At most `most_listed` differences of each
     kind are listed; all are counted. `progress` is called with (stage, tasks done, tasks).
     Raises `NotAnIndex`, `InvalidArgument` (the source), and the storage's errors on the driver. The report lists an
-
     object that can't be read; the comparison raises the storage's errors.
     """
     settings = config or IndexConfig()

@@ -54,7 +54,6 @@ class Difference:
     """One entry that differs between index and source.
 
     `kind` is ``missing`` (not in the index), ``extra`` (not in the source) or ``wrong`` (other values). `expected` has
-
     the source's values, `found` the index's: second, size, further columns, and the topic if it differs. `key` is known
     if the source has it, `topic` also if the index has it. `key_hash` is the stored hash, or one of `folded_hashes` if
     the index has files of both hash rules.

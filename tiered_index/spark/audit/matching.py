@@ -160,7 +160,6 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, in
     """Return the numbers of distinct entries of source and index, the differing digests, and the count of repeats.
 
     Repeats are entries that the index has more often than the source; they are no difference. Neither is an unknown
-
     topic of an object without a table.
     """
     if len(source) == len(index) and _sum(source) == _sum(index):

@@ -1,10 +1,9 @@
 """Builds window tables from a source by Spark, and publishes the tables of a build or a write.
 
 Publication completes the uploads, then appends one log record. Driver only; docs/spark-cluster.md shows the steps. The
-
-index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans.
-One thread drives a build; builds, merges and writers may run at the same time. `mode` is checked again against the
-state before the record, so that of two builds of one window with ``error`` only one is published. All builds share the
+index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans. One
+thread drives a build; builds, merges and writers may run at the same time. `mode` is checked again against the state
+before the record, so that of two builds of one window with ``error`` only one is published. All builds share the
 quarantine windows: a build is recognised there by its entries (`repeated`).
 """
 

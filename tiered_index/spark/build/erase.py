@@ -66,7 +66,6 @@ def erase(
     """Erase entries of a topic on executors, as `tiered_index.erase` with `now`; without `yes` only return the plan.
 
     `shard_bytes` is the size of a shard of a rewritten window, one task a shard. `progress` is called with (stage,
-
     tasks done, tasks). The arguments are checked before Spark starts. You may repeat it, also while writers, readers
     and merges run. Raises as `tiered_index.erase`; results that were published before an error stay.
     """

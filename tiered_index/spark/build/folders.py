@@ -96,7 +96,6 @@ def kind_of_all(files: Sequence[tuple[str, str]], address_of: AddressOf, known: 
     """Return the kind of all files; each is (storage's URI, name), with an empty URI for a local file.
 
     Files with another extension are taken for the others' kind. If no file has a known extension, the first one's bytes
-
     decide. Raises `InvalidArgument` for two kinds, or one that is not `known`.
     """
     kinds = {kind_of(name) for _, name in files} - {""} or {_kind_by_content(*files[0], address_of)}

@@ -91,7 +91,6 @@ class SourceRange:
     """The part of the source `name` that a build reads: from position `begin` (0: all) up to `end`, exclusive.
 
     A position is any integer (Python's or NumPy's) that ascends with the source, such as a table's version or a
-
     snapshot's sequence number. Raises `InvalidArgument`.
     """
 

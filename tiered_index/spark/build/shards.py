@@ -342,7 +342,6 @@ def narrowed(columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, bytes, byte
     """Return columns (native, n each, n > 0) of items of `dtype` as (records, widths, least), which `widened` reverses.
 
     A record has for each integer only the bytes of its difference to the column's least number. `widths` (u8) and
-
     `least` (u64, modulo 2**64) have a number for each column, 0 for other types, which stay as they are.
     """
     numbers = {name: columns[name] for name in dtype.names or () if dtype[name].kind in "iu"}

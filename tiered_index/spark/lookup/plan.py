@@ -295,7 +295,6 @@ class LookupPlan:
 
     `lost` are objects that the log names and the storage lacks; `kept_from` is each topic's first epoch second that has
     not expired, empty if none has; `expired` also has the erased entries. Lookups are divided into `partitions`, which
-
     bound memory: `answerers` tasks answer many of them, one at a time, since a Python task costs about 60 ms. `bounds`
     are for all tasks, `limits` the shares (requests, bytes). `asked` are the distinct lookups (n), identified in blocks
     by their places; None: they are too many, and tasks exchange them.

@@ -3,7 +3,6 @@
 The service must have put-if-absent (`If-None-Match: *`), reads that see earlier writes, and listings in order of UTF-8
 bytes. Threads: any number; after a fork, open a new storage (readers do so themselves).
 `PartInfo.etag` is the service's tag and, after a space, the part's CRC32 if the service returned one. An upload that
-
 was begun with a checksum algorithm is completed with the checksum of each part.
 """
 
