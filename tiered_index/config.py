@@ -326,7 +326,7 @@ def _plain(name: str, value: Any) -> Any:
     if value is None:
         return None
     if not value or not isinstance(value, str if name == _URI else str | Path):
-        raise ConfigError(f"{name} is no text, or an empty one")
+        raise ConfigError(f"{name} must be a text that is not empty")
     return usable_uri(value) if name == _URI else absolute_path(Path(value))
 
 

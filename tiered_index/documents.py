@@ -73,14 +73,14 @@ def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int
     except Malformed as error:
         raise CorruptFile(
             file,
-            f"{what} is not what this version writes: {error.place or 'the document'}",
+            f"{what} is invalid: {error.place or 'the document'}",
             offset=offset,
             expected=error.expected,
             found=shown(error.value),
         ) from error
     # an impossible layout, schema or slot map
     except ConfigError as error:
-        raise CorruptFile(file, f"{what} is not what this version writes: {error}", offset=offset) from error
+        raise CorruptFile(file, f"{what} is invalid: {error}", offset=offset) from error
 
 
 def integer(low: int, high: int) -> Check[int]:

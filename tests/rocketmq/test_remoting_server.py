@@ -285,7 +285,7 @@ async def test_connections_are_bounded(caplog):
             await until(lambda: server.connections == 1)
             async with Client.open(server) as third:
                 assert (await third.ask(AT_ONCE)).code == 0
-    assert caplog.messages == ["further connections are refused: there are 2"]
+    assert caplog.messages == ["refusing connections: all 2 allowed ones are open"]
 
 
 @run

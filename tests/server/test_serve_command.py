@@ -139,7 +139,7 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
         for code, arguments, said in (
             (2, ("--host", "0.0.0.0", "--port", 0), "give --tokens FILE, or --insecure"),
             (2, ("--tls-cert", "a.pem"), "belong together"),
-            (2, ("--answer-bytes", "8MiB"), "give 16MiB or more"),
+            (2, ("--answer-bytes", "8MiB"), "must be at least 16MiB"),
             # a later start may find these well
             (3, ("--tokens", tmp_path / "none.json"), "can't be read"),
             (3, ("--tokens", tmp_path / "halved.json"), "is not a file of tokens"),

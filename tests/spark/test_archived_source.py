@@ -94,8 +94,8 @@ def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
             "of store 'nobody'; stores with some: 'broker a', 'broker-b'",
         ),
         ("archive:/tmp", InvalidArgument, "archive:STORAGE-URI"),
-        (f"archive:{archived.uri}?store=", InvalidArgument, "given once, and not empty"),
-        ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "is mixed with others"),
+        (f"archive:{archived.uri}?store=", InvalidArgument, "give store= once"),
+        ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "be mixed with files"),
         (f"archive:file://{tmp_path}/nothing", NotAnIndex, "nothing"),
     ):
         with pytest.raises(error, match=message):

@@ -390,7 +390,7 @@ def test_the_command(spark, index, tmp_path):
     for command, message in (
         (f"{lookup} {keys} --out {out}", "exists already"),
         (f"{nested} --out {stored}", "has objects already"),
-        (nested, "no place for the answers"),
+        (nested, "no folder for the answers"),
         (f"{nested} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
         (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "no such file"),
     ):

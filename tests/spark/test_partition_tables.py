@@ -118,7 +118,7 @@ def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: Man
     # a driver that was held up while another one went on, or a checkpoint that was copied back: not known to hold the
     # same messages
     writer = a_writer(EntryStreamWriter, storage)
-    with pytest.raises(InvalidArgument, match=r"micro-batch 1 .*0 comes now.*checkpoint"):
+    with pytest.raises(InvalidArgument, match=r"micro-batch 0 .*older than its last published one, 1.*checkpoint"):
         writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
     assert count(storage, clock) == 2_010 and objects.items() <= log.refresh().objects.items()
     assert left_over(storage, clock) == 0
@@ -232,7 +232,7 @@ def test_a_checkpoint_whose_index_is_gone_or_another_one_is_refused() -> None:
     for storage in (gone, other):
         message = Written(tuple(written(TABLE.slice(0, 10), storage)), "q", SECOND.content)
         before = {info.name for info in storage.list("log/")}
-        with pytest.raises(InvalidArgument, match=r"no index that knows this query.* give a new checkpointLocation"):
+        with pytest.raises(InvalidArgument, match=r"has no micro-batch of this query.* set a new checkpointLocation"):
             a_writer(EntryStreamWriter, storage).commit([message], 1)
         assert {info.name for info in storage.list("log/")} == before
         assert not {shard.stored.name for shard in message.shards} & {info.name for info in storage.list("data/")}

@@ -191,7 +191,7 @@ RANGE, NEXT = messages(300, days=1), messages(200, days=1, seed=2)
 def test_builds_continue_a_source_where_the_index_stands(spark, storage, config, tmp_path, monkeypatch):
     first, second = (write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((RANGE, NEXT)))
     more = {"storage": storage, "config": config, "mode": "append"}
-    with pytest.raises(InvalidArgument, match="table up to position 0, but the build would continue from 2"):
+    with pytest.raises(InvalidArgument, match="table up to position 0, but this build begins at 2"):
         build(spark, second, source_range=SourceRange("table", 2, 3), **more)
     build(spark, first, source_range=SourceRange("table", 0, 2), **more)
     build(spark, second, source_range=SourceRange("table", 2, 5), **more)
@@ -202,7 +202,7 @@ def test_builds_continue_a_source_where_the_index_stands(spark, storage, config,
     # a repeat is refused before the source is read
     monkeypatch.setattr(build_module, "entries_of", None)
     for again in (SourceRange("table", 0, 2), SourceRange("table", 2, 5), SourceRange("table", 4, 6)):
-        with pytest.raises(InvalidArgument, match=f"table up to position 5, .* continue from {again.begin}"):
+        with pytest.raises(InvalidArgument, match=f"table up to position 5, .* begins at {again.begin}"):
             build(spark, second, source_range=again, **more)
     assert (total(storage), states(storage).positions) == (500, {"table": 5})
 
@@ -219,7 +219,7 @@ def test_of_two_builds_that_continue_at_once_one_is_published(spark, storage, co
         return publish(*arguments, **options)
 
     monkeypatch.setattr(build_module, "publish_tables", beaten)
-    beaten_by = "table up to position 2, but the build would continue from 0: another one"
+    beaten_by = "table up to position 2, but this build begins at 0: another build"
     with pytest.raises(InvalidArgument, match=beaten_by):
         build(spark, paths[0], source_range=SourceRange("table", 0, 1), **more)
     check(storage, NEXT, keys=5)

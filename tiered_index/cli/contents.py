@@ -100,7 +100,7 @@ def _place_of(config: IndexConfig, uri: str | None, file: str) -> str:
                 if file_id.endswith(file):
                     found.setdefault(file_id, []).append(stored.name)
     if len(found) > 1:
-        raise InvalidArgument(f"{file} is the end of {len(found)} files' ids: {', '.join(sorted(found))}")
+        raise InvalidArgument(f"{len(found)} files' ids end in {file}: give one of {', '.join(sorted(found))}")
     names = next(iter(found.values()), [file])
     if len(names) > 1:
         raise InvalidArgument(f"{file} is a table of {len(names)} objects: give one of {', '.join(sorted(names))}")

@@ -59,13 +59,12 @@ def rocketmq_layout(schema: Schema, rule: HashRule, slots: int | None, items: in
     """
     if schema.caller_columns:
         raise InvalidArgument(
-            f"RocketMQ's entries have no column {schema.caller_columns[0].name!r}, and those of this index have: "
-            "export them as parquet, ndjson or arrow"
+            f"--format rocketmq has no column {schema.caller_columns[0].name!r}, which this index has: export as "
+            "parquet, ndjson or arrow"
         )
     if rule == "both":
         raise InvalidArgument(
-            "keys of this range are hashed by both rules, but RocketMQ finds only one: export a range whose files "
-            "have one rule"
+            "files of this range use both hash rules, but RocketMQ supports one: export a range with one rule"
         )
     return Layout(ROCKETMQ, ROCKETMQ.schema, slots or ROCKETMQ.slots, items or ROCKETMQ.items, rule)
 
@@ -206,9 +205,9 @@ def export(
     form = form or _format_of(out)
     if out == _STDOUT and (form == "rocketmq" or session.out.as_json):
         wrong = "--json" if session.out.as_json else "--format rocketmq"
-        raise InvalidArgument(f"--out - has the entries on stdout, so {wrong} has no place there: give a file")
+        raise InvalidArgument(f"{wrong} can't be used with --out -, which writes entries to stdout: give a file")
     if (slots or items) and form != "rocketmq":
-        raise InvalidArgument(f"{'--slots' if slots else '--items'} is for --format rocketmq")
+        raise InvalidArgument(f"{'--slots' if slots else '--items'} needs --format rocketmq")
     config = session.config()
     started_s = time.monotonic()
     chosen = topic, within.begin, within.end

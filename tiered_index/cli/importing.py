@@ -119,8 +119,8 @@ class ExportedFile:
                 )
         if rule == "both":
             raise InvalidArgument(
-                f"{self.place}: its keys are hashed by both rules, but an index finds only one: export "
-                "ranges whose files have one rule"
+                f"{self.place}: its entries use both hash rules, but an index supports one: export ranges whose files "
+                "use one rule"
             )
         return {"preset": preset, "hash": rule if preset == "rocketmq" else None, **more}
 

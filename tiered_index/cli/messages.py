@@ -140,7 +140,9 @@ def _record_at(
 
     topic, partition, offset = parse_place(text)
     if (records := open_kafka_messages(reader, open_kafka_broker(options), topic)) is None:
-        raise InvalidArgument(f"the index has no topic {topic!r} of Kafka: --kafka bootstrap.servers=... asks a broker")
+        raise InvalidArgument(
+            f"the index has no Kafka topic {topic!r}: pass --kafka bootstrap.servers=HOST:PORT to ask a broker"
+        )
     stack.callback(records.close)
     return partial(records.at, topic, partition, offset)
 

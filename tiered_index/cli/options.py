@@ -242,9 +242,11 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given or ():
         name, mark, value = text.partition("=")
-        if not mark or not name or not value or name in found:
-            # without the value, which may be a secret
-            raise InvalidArgument(f"write {option} as NAME=VALUE, each name once: name {name!r}")
+        # without the value, which may be a secret
+        if not mark or not name or not value:
+            raise InvalidArgument(f"{option} {name!r}: write {option} NAME=VALUE")
+        if name in found:
+            raise InvalidArgument(f"{option} gives {name!r} twice: give it once")
         found[name] = value
     return found
 

@@ -173,18 +173,20 @@ def serve(
         from tiered_index.server.served import Audit, Index, Served, messages_of, redaction_of
         from tiered_index.server.tokens import Tokens
     if not is_local(host) and tokens is None and not insecure:
-        raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
+        raise ConfigError(
+            f"--host {host} accepts other hosts: give --tokens FILE, or --insecure to accept calls without a token"
+        )
     if rocketmq_port is not None and rocketmq_keys is None and not insecure and not is_local(host):
         raise ConfigError(
-            f"--host {host} lets other hosts in at --rocketmq-port, which takes no tokens: "
-            "give --rocketmq-keys FILE, or --insecure to let everybody in"
+            f"--host {host} accepts other hosts at --rocketmq-port, whose protocol has no tokens: give --rocketmq-keys "
+            "FILE, or --insecure to accept calls without a key"
         )
     writes = write or follow is not None
     # records are read from a broker without a follower, too
     given = [*given_flags(archiving), *(flag for flag in given_flags(kafka) if not flag.startswith("--kafka"))]
     if follow is None and (store_name is not None or max_lag is not None or given):
         options = ", ".join(["--store-name", "--max-lag", *given])
-        raise InvalidArgument(f"{options} are of a source that is followed: give --follow, too")
+        raise InvalidArgument(f"{options} need --follow SOURCE")
     followed = None if follow is None or follow.startswith(SCHEME) else Path(follow)
     if follow is not None:
         kind = "Kafka" if followed is None else "a RocketMQ store"
@@ -194,7 +196,7 @@ def serve(
     if rocketmq_port is None and (rocketmq_keys is not None or rocketmq_advertise is not None):
         raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise need --rocketmq-port")
     if answer_bytes < _LEAST_ANSWER_BYTES:
-        raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
+        raise InvalidArgument("--answer-bytes must be at least 16MiB, to hold some pages of a stream")
     with _later(InvalidArgument):
         for folder in filter(None, (store, followed)):
             StoreDirectory.open(folder)

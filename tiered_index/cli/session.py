@@ -91,7 +91,7 @@ class Session:
         """The one storage that was given. Raises `InvalidArgument` for several, which only `query` reads."""
         if len(self.storages) > 1:
             raise InvalidArgument(
-                f"--storage is given {len(self.storages)} times: only query reads several indexes at once"
+                f"--storage is given {len(self.storages)} times: give it once, since only query reads several indexes"
             )
         return next(iter(self.storages), None)
 
@@ -105,7 +105,7 @@ class Session:
             # the topic in retention.topics.TOPIC may have a dot
             path = name.split(".", 2)
             if holds(values, path):
-                raise InvalidArgument(f"--set {name} contradicts another --set")
+                raise InvalidArgument(f"--set {name} and another --set give the same setting: leave one of them out")
             values = with_value(values, path, value)
         named = {"root": self.root, "storage": self.storage, **given}
         values |= {name: value for name, value in named.items() if value is not None}
@@ -117,14 +117,14 @@ class Session:
             return self.config()
         config = replace(self, storages=()).config()
         if config.root is not None:
-            raise InvalidArgument(f"several storages are read without a root, and {config.root} is set")
+            raise InvalidArgument(f"leave the root {config.root} out: several storages are read without one")
         return config
 
     def open_reader(self, config: IndexConfig, *, with_writers: bool = False) -> IndexReader:
         """Open the index that the options name, `with_writers` for `IndexReader.writers`. Raises as it."""
         several = self.storages if len(self.storages) > 1 else None
         if config.root is None and config.storage is None and several is None:
-            raise ConfigError("no index is given: --storage URI, --root DIR, or both")
+            raise ConfigError("no index is given: pass --storage URI, --root DIR, or both")
         # with a root the reader knows its writer
         return IndexReader(config, storages=several, with_writers=with_writers and config.root is None)
 
@@ -162,7 +162,7 @@ def storage_uri(config: IndexConfig) -> str:
         marker = Root(config.root, Disk()).read_marker()
         uri = marker.storage if marker is not None else None
     if uri is None:
-        raise ConfigError("no storage is given: --storage URI, or --root of an index that has one")
+        raise ConfigError("no storage is given: pass --storage URI, or --root of an index that has one")
     return uri
 
 

@@ -110,10 +110,11 @@ def verify(
     """
     given = [one for one in (source, standby, give_up_segments or None) if one is not None]
     if repair and (files or not deep):
-        wrong = "an index, not files" if files else "--deep: every byte is read first"
-        raise InvalidArgument(f"--repair needs {wrong}")
+        wrong = "leave FILE out: --repair repairs an index" if files else "pass --deep, too: --repair reads every byte"
+        raise InvalidArgument(wrong)
     if not repair and (yes or given):
-        raise InvalidArgument(f"{'--yes is' if yes else '--source, --copy and --give-up-segments are'} for --repair")
+        flags = "--yes" if yes else "--source, --copy and --give-up-segments"
+        raise InvalidArgument(f"{flags} can't be used without --repair: pass --deep --repair, too")
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
@@ -122,7 +123,7 @@ def verify(
         # opened before the check: a wrong place is reported at once
         store = StoreDirectory.open(source, store_name) if source is not None else None
         if store is None and store_name is not None:
-            raise InvalidArgument("--store-name needs --source")
+            raise InvalidArgument("--store-name needs --source STORE")
         copied = stack.enter_context(_opened_copy(config, standby)) if standby is not None else None
         if client is not None:
             document = _verified_by(session, stack.enter_context(client), deep=deep)
@@ -233,7 +234,9 @@ def _mend(
     with open_stored_index(config, checks=False) as index, session.progress("repairing", None) as progress:
         if copied is not None and not _origins(index.log.state) & _origins(copied.log.state):
             uri = copied.storage.uri
-            raise InvalidArgument(f"--copy {uri}: it holds another index, not a copy of this one or its origin")
+            raise InvalidArgument(
+                f"--copy {uri}: this is another index; give a copy of this one that `tiered-index copy` made"
+            )
         if yes:
             # without an atomic put-if-absent a writer's record and this one could get the same number
             probe_put_if_absent(index.storage)

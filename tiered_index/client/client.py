@@ -153,7 +153,7 @@ class IndexClient:
         finally:
             response.release_conn()
         if status is None:
-            raise StorageUnavailable(f"the answer of {self.url} broke off")
+            raise StorageUnavailable(f"the answer of {self.url} broke off: repeat the request")
         if "error" in status:
             raise error_of(status["error"])
         if status["status"] == "partial":

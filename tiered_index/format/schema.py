@@ -92,7 +92,9 @@ class Schema:
         seen = set(_RESERVED)
         for c in self.extra:
             if not c.name.isidentifier() or keyword.iskeyword(c.name) or c.name in seen:
-                raise ConfigError(f"schema {self.name}: column {c.name!r} is not a free identifier")
+                raise ConfigError(
+                    f"schema {self.name}: column {c.name!r} must be a Python identifier that no other column has"
+                )
             seen.add(c.name)
             try:
                 dtype = np.dtype(c.dtype)

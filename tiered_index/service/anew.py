@@ -73,7 +73,7 @@ def begin_anew(
     run.
     """
     if config.root is None:
-        raise ConfigError("root is not set: give --root")
+        raise ConfigError("no root is given: pass --root DIR")
     clock, disk = clock or SystemClock(), disk or Disk()
     root = Root(config.root, disk)
     _set_aside(root)

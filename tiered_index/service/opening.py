@@ -402,7 +402,7 @@ def _join(
             raise
         session.log_error = without_frames(error)
         session.kept_expired = _kept_expired(root, known)
-        _log.warning("starting without the storage, files wait locally: %s", str(error))
+        _log.warning("starting without the storage; files stay local until it answers: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state
 

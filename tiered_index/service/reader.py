@@ -102,7 +102,7 @@ class IndexReader(Lookups[ItemT]):
         if config.root is None and config.storage is None and storage is None and storages is None:
             raise ConfigError("neither storage nor root is set: give a storage URI, a root, or both")
         if storages is not None and (config.root is not None or storage is not None):
-            raise InvalidArgument("several storages are read without a root")
+            raise InvalidArgument("leave the root out: several storages are read without one")
         self.config = config
         self._clock = clock or SystemClock()
         self._storages, self._is_given = storages, storage is not None

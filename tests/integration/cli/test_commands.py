@@ -122,7 +122,10 @@ def test_seconds_for_milliseconds_are_asked_about_whatever_is_found(run_here, or
             ["query", "t", "k", "--begin", "2024-01-01", "--end", 1],
             "--begin 2024-01-01T00:00:00Z is after --end 1970-01-01T00:00:00.001Z",
         ),
-        (["orphans", "--older-than", "1s"], "--older-than must be 3600 or more, not 1: an upload may be under way"),
+        (
+            ["orphans", "--older-than", "1s"],
+            "--older-than must be at least 1h (3600 s), not 1 s: an upload may still run",
+        ),
     ],
 )
 def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, said):
@@ -263,7 +266,10 @@ def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here
     for file_id in ids:
         (folder / f"{file_id}.index").touch()
     refused = run_here("inspect", "aaaaaaaa", "--root", tmp_path)
-    assert (refused.code, refused.err) == (2, f"tiered-index: aaaaaaaa is the end of 2 files' ids: {', '.join(ids)}\n")
+    assert (refused.code, refused.err) == (
+        2,
+        f"tiered-index: 2 files' ids end in aaaaaaaa: give one of {', '.join(ids)}\n",
+    )
 
 
 def test_inspect_an_unsealed_file_with_its_journal(run_here, original):
@@ -377,4 +383,4 @@ def test_settings_come_from_the_environment(run_here, original):
 def test_a_command_without_an_index_names_its_options(run_here, command):
     refused = run_here(*command)
     assert (refused.code, refused.out) == (2, "")
-    assert "no index is given: --storage URI, --root DIR, or both" in refused.err
+    assert "no index is given: pass --storage URI, --root DIR, or both" in refused.err

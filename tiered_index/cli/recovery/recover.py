@@ -87,15 +87,15 @@ def recover(
     config = session.config(background=False)
     if lost:
         if takes_over:
-            raise InvalidArgument("--take-over can't be used with --lost, which needs no lease")
+            raise InvalidArgument("leave --take-over out: --lost needs no lease")
         return _give_up(session, config, lost, dry_run=dry_run)
     if dry_run:
-        raise InvalidArgument("--dry-run needs --lost: other recoveries lose nothing")
+        raise InvalidArgument("--dry-run needs --lost FILE: without --lost, recover gives up nothing")
     if config.root is None:
-        raise ConfigError("root is not set: give --root")
+        raise ConfigError("no root is given: pass --root DIR")
     if Root(config.root, Disk()).read_marker() is None:
         if config.storage is None:
-            raise NotAnIndex(f"{config.root} holds no tiered index; give --storage to begin the root again")
+            raise NotAnIndex(f"{config.root} holds no tiered index: pass --storage URI to begin the root again")
         # raises `NotAnIndex` if the storage has none: recovery creates no index
         IndexReader.open(config=config.changed(root=None)).close()
     begun: BegunAnew | None = None
@@ -193,4 +193,7 @@ def _check_copy(config: IndexConfig, file: str, stored: StoredObject) -> None:
         root = Root(config.root, Disk())
         for path in (root.index_path(state, stored.file_id) for state in (COMPACTED, UPLOADED)):
             if path.exists():
-                raise InvalidArgument(f"--lost {file}: {path} is a copy of it; put that back as {stored.name}")
+                raise InvalidArgument(
+                    f"--lost {file}: the root has a copy, {path}. To restore the object from it, run `tiered-index "
+                    f"verify --deep --repair --yes --root {config.root}`"
+                )

@@ -67,7 +67,7 @@ def lookup(
     config = session.config()
     storage = storage_uri(config)
     if out is None:
-        raise InvalidArgument("no place for the answers is given: --out FOLDER")
+        raise InvalidArgument("no folder for the answers is given: pass --out FOLDER")
     columns: dict[str, Any] = dict(pairs("--column", column))
     given = {"topic": topic, "begin_ms": begin, "end_ms": end}
     if both := [name for name, value in given.items() if value is not None and name in columns]:

@@ -59,7 +59,7 @@ def check_apart(config: IndexConfig, *folders: Path) -> None:
         for folder in theirs:
             if root.is_relative_to(folder) or folder.is_relative_to(root):
                 raise ConfigError(
-                    f"the root {root} and the broker's folder {folder} lie within each other: choose a root beside it"
+                    f"the root {root} contains the broker's folder {folder}, or is in it: choose a root beside it"
                 )
     scheme, _, _ = (config.storage or "").partition("://")
     if scheme.lower() in ("file", "sqlite"):
@@ -84,9 +84,7 @@ class ConsumeQueue:
         `CorruptFile` for an invalid entry, `StorageMisconfigured` if access to a file is denied.
         """
         if (begin is not None and begin < 0) or max_entries < 1:
-            raise InvalidArgument(
-                f"a queue is read from an offset >= 0 and for at least one entry, not {begin} and {max_entries}"
-            )
+            raise InvalidArgument(f"begin must be 0 or more and max_entries at least 1, not {begin} and {max_entries}")
         files = list_segments(self.folder)
         if not files:
             return begin or 0, np.zeros(0, ENTRY)

@@ -171,7 +171,7 @@ class RemotingServer:
         task = asyncio.current_task()
         if task is None or len(self._connections) >= self.connections_at_most:
             if not self._refusing:
-                _log.warning("further connections are refused: there are %d", len(self._connections))
+                _log.warning("refusing connections: all %d allowed ones are open", len(self._connections))
             self._refusing = True
             writer.transport.abort()
             return
@@ -325,7 +325,7 @@ class _Connection:
                     async with asyncio.timeout(self._server.idle_s):
                         await self._writer.drain()
                 except TimeoutError:
-                    raise _Ended("a response was not taken") from None
+                    raise _Ended("the client did not read a response") from None
         finally:
             self._requests -= 1
             self._free.release()

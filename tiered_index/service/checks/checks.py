@@ -509,7 +509,7 @@ def check_index(
         seen = SeenFile(root).read()
         local = check_root(root, report, of_files)
     if uri is None:
-        raise ConfigError("nothing to verify: neither a root nor a storage is named")
+        raise ConfigError("nothing to verify: give a root, a storage, or both")
     with contextlib.closing(config.open_storage(uri)) as storage:
         try:
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)

@@ -121,7 +121,7 @@ class DiskCache:
             new = text not in self._warned
             self._warned.add(text)
         if new:
-            _log.warning("the cache %s is not used to %s (%s)", self.folder, what, error)
+            _log.warning("cannot %s the cache %s, lookups continue without it: %s", what, self.folder, error)
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
         """Yield (time of use, bytes, path) of all indexes' entries, and delete old temporary files."""
@@ -283,7 +283,7 @@ class CacheFolder:
             known = path in self._passed_over
             (self._passed_over.discard if gone else self._passed_over.add)(path)
         if gone or not known:
-            _log.warning("cache entry %s passed over: %s", path, problem)
+            _log.warning("ignoring the cache entry %s: %s", path, problem)
 
 
 def _stored_bytes(length: int) -> int:

@@ -366,7 +366,7 @@ class ColdPath:
         except MissingObject:
             raise
         except (BudgetExceeded, CorruptFile, StorageError) as error:
-            _log.warning("the filter of %s is not used: %s", stored.name, error)
+            _log.warning("ignoring the filter of %s: %s", stored.name, error)
             return False
         finally:
             self.filters.end_fetch(stored)
@@ -474,7 +474,7 @@ class ColdPath:
         except UnsupportedVersion:
             raise
         except CorruptFile as error:
-            _log.warning("fetched again: %s", error)
+            _log.warning("reading the damaged range again: %s", error)
         return (again or check)(self._get(stored, start, length))
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:

@@ -69,7 +69,7 @@ def find_orphans(
     """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
-            f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way"
+            f"older_than_s must be at least 1h ({MIN_AGE_S:.0f} s), not {older_than_s!r} s: an upload may still run"
         )
     now_ms = storage.now_ms()
     before_ms = now_ms - round(older_than_s * 1000)
@@ -217,7 +217,11 @@ def give_up(
         known = named(state, file)
         gone = not_there(storage, known)
         if not gone and file not in unpublished and not any(file in _names(one) for one in state.lost.values()):
-            problem = "the storage has it: nothing is lost" if known else "the log names no such object"
+            problem = (
+                "the storage has all its objects: leave it out"
+                if known
+                else "the log names no such file: `tiered-index verify` lists the missing ones"
+            )
             raise InvalidArgument(f"--lost {file}: {problem}")
         missing += gone
 

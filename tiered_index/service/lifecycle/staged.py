@@ -81,7 +81,9 @@ class Ticket:
             raise CorruptFile(file, "ticket names an object that was not staged for its file", found=ticket.object)
         if ticket.entries_bytes >= ticket.size_bytes:
             size, found = ticket.size_bytes, ticket.entries_bytes
-            raise CorruptFile(file, "ticket's entries are as long as their object", expected=size, found=found)
+            raise CorruptFile(
+                file, "the ticket's entries have as many bytes as their object, or more", expected=size, found=found
+            )
         return ticket
 
 

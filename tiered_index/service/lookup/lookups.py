@@ -263,8 +263,9 @@ class Lookups(ABC, Generic[ItemT]):
                     if made.missing and not allow_partial:
                         made.close()
                         raise PartialAnswer(
-                            f"{len(made.missing)} of the objects to be exported lie in the storage alone, which could "
-                            f"not be asked ({not_asked}): {made.missing[0]} first"
+                            f"cannot export {len(made.missing)} objects, {made.missing[0]} first: only the storage has "
+                            f"them, and it was not asked ({not_asked}). Export again when it answers, or pass "
+                            "allow_partial=True to leave them out"
                         )
                     return made
         raise StorageUnavailable(f"the log changed in each of {LOG_RETRIES} tries to read the list of files; try again")

@@ -203,7 +203,7 @@ def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Cont
         if low < options.begin_s or high >= options.end_s:
             continue
         if any(stored.name in lost for stored in objects):
-            left.append((name, "the storage lost an object of it"))
+            left.append((name, "the storage lacks one of its objects"))
         elif last - first >= _MAX_WINDOWS:
             left.append((name, f"its entries span {last - first + 1:,} windows"))
         elif (last + 1) * window_s > now_s - min_age_s:

@@ -108,7 +108,7 @@ def _archive_of(source: str) -> tuple[str, str | None]:
     parameters = [part for part in query.split("&") if part]
     stores = [unquote(part.removeprefix(_STORE)) for part in parameters if part.startswith(_STORE)]
     if len(stores) > 1 or stores == [""]:
-        raise InvalidArgument(f"{source}: store= is given once, and not empty")
+        raise InvalidArgument(f"{source}: give store= once, with a name")
     rest = "&".join(part for part in parameters if not part.startswith(_STORE))
     return place + ("?" + rest if rest else ""), stores[0] if stores else None
 

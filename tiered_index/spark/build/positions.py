@@ -59,9 +59,9 @@ class MicroBatch:
         """Raise `InvalidArgument` if the index lacks the batches before this one: it is another index."""
         if self.number and self.stream not in state.positions:
             raise InvalidArgument(
-                f"{uri} has no index that knows this query, and its checkpoint has {self.number:,} published "
-                "micro-batches: the index is gone, or the URI is another one's. Check the URI, and that its storage is "
-                "mounted; to begin again, give a new checkpointLocation"
+                f"the index in {uri} has no micro-batch of this query, but the query's checkpoint has {self.number:,} "
+                "published ones: the index was deleted, or the URI names another index. Correct the URI or mount its "
+                "storage. To start over, set a new checkpointLocation"
             )
 
     def is_in(self, state: LogState) -> bool:
@@ -73,15 +73,16 @@ class MicroBatch:
         last = state.positions.get(self.stream, -1)
         if last > self.number:
             raise InvalidArgument(
-                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint "
-                "is older than the index, or another driver continues it; begin with a new checkpoint"
+                f"micro-batch {self.number} of this query is older than its last published one, {last}: the checkpoint "
+                "is older than the index, or another driver runs the same query. Stop the other driver, or set a new "
+                "checkpointLocation"
             )
         told = state.batches.get(self.stream)
         if last == self.number and told is not None and told.number == last and told != self.told:
             raise InvalidArgument(
-                f"the index has micro-batch {last} of this query already, of {told.entries:,} entries, and the "
-                f"{self.content.entries:,} that come now under its number are others: its checkpoint is older than the "
-                "index, or the query was changed, or makes other rows each time; begin with a new checkpoint"
+                f"micro-batch {last} of this query was published with {told.entries:,} entries, and now has other ones "
+                f"({self.content.entries:,}): the checkpoint is older than the index, the query was changed, or it "
+                "returns different rows each time. Set a new checkpointLocation"
             )
         return last == self.number
 
@@ -110,6 +111,6 @@ class SourceRange:
         reached = state.positions.get(self.name, 0)
         if reached != self.begin:
             raise InvalidArgument(
-                f"the index has {self.name} up to position {reached}, but the build would continue from {self.begin}: "
-                "another one was faster, or the position was not looked up; build from the index's position"
+                f"the index has {self.name} up to position {reached}, but this build begins at {self.begin}: another "
+                f"build published first, or the position was not looked up. Build from position {reached}"
             )

@@ -92,7 +92,9 @@ def _paths(source: object) -> list[str]:
         raise InvalidArgument("no source is given")
     if archives := [path for path in paths if is_archive(path)]:
         if len(archives) < len(paths):
-            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} is mixed with others")
+            raise InvalidArgument(
+                f"build {archives[0]} without the other sources: archived segments can't be mixed with files"
+            )
         return archives
     local = [place for path in paths if (place := local_path(path)) is not None]
     if missing := [path for path in local if not path.exists()]:

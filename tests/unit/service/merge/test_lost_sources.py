@@ -39,7 +39,7 @@ def test_a_merge_names_what_is_lost_or_merges_the_rest(life):
         life.merge()
     assert (caught.value.file, caught.value.exit_code, life.windows()) == (gone.name, 4, [])
     report = life.merge(skip_lost=True)
-    assert report.left == ((gone.file_id, "the storage lost an object of it"),)
+    assert report.left == ((gone.file_id, "the storage lacks one of its objects"),)
     assert set(life.state.files) == {gone.file_id} and life.windows() == [(0, 24), (24, 24)]
     give_up(life.storage, life.log(), [gone.file_id])
     assert life.merge().jobs == 0 and checked(life).status == "ok"
