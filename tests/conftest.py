@@ -1,5 +1,7 @@
-"""Hypothesis profiles, by `HYPOTHESIS_PROFILE`: `default` keeps `make test` short, `thorough` is that of `make
-test-all`, `soak` is for long runs. One S3 server a process. No test's own process waits for the disk.
+"""Hypothesis profiles, one S3 server per process, and no waits for the disk.
+
+`HYPOTHESIS_PROFILE` chooses a profile. `default` keeps `make test` short, `make test-all` uses `thorough`, and `soak`
+is for long runs.
 """
 
 from __future__ import annotations
@@ -35,17 +37,18 @@ settings.register_profile("default", _COMMON, max_examples=50, derandomize=True)
 settings.register_profile("thorough", _COMMON, max_examples=200, derandomize=True)
 settings.register_profile("soak", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-# a shell's job in the background ignores Ctrl-C, and so would every program that a test starts and interrupts
+# a shell's background job ignores Ctrl-C, and so would each program that a test starts and interrupts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# of Spark's sessions in tests, and in the programs and commands that these start
+# for Spark's sessions in tests, and in the programs and commands that tests start
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_java.options())
 
 
 def _sync_nothing(descriptor: int) -> None:
-    """Check the descriptor, and wait for no disk: a test cuts no real power. `FaultDisk` simulates what a power cut
-    leaves, and `tests/unit/storage/test_disk.py` proves that the real disk asks the system. Processes that tests start
-    sync as ever.
+    """Check the descriptor, and do not wait for the disk, because no test cuts real power.
+
+    `FaultDisk` simulates the effects of a power cut. `tests/unit/storage/test_disk.py` proves that the real disk calls
+    the system. Processes that tests start still sync.
     """
     os.fstat(descriptor)
 
@@ -55,37 +58,38 @@ os.fsync = os.fdatasync = _sync_nothing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of Spark first. Workers of pytest-xdist begin with neighbours and take over what another has last, so
-    that one worker has all of these tests, and the only Java.
+    """Put tests of Spark first, so that one worker has all of them, and the only Java.
+
+    Workers of pytest-xdist begin with neighbouring tests, and take over the last tests of other workers.
     """
     items.sort(key=lambda item: Path(__file__).parent / "spark" not in item.path.parents)
 
 
 def pytest_collection_finish() -> None:
-    """Leave thousands of collected tests to themselves: no later collection of garbage looks at them."""
+    """Freeze thousands of collected tests, so that no later garbage collection visits them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Put back the loggers that a command line sets up for its process: other tests look at their records."""
+    """Restore the loggers that a command line sets up for its process, because other tests read their records."""
     loggers = [logging.getLogger(name) for name in ("tiered_index", "tiered_index.storage.retry")]
     before = [(one.level, one.propagate, list(one.handlers), list(one.filters)) for one in loggers]
     yield
     for logger, (level, propagate, handlers, filters) in zip(loggers, before, strict=True):
-        logger.setLevel(level)  # which also clears what its children have cached
+        logger.setLevel(level)  # this also clears the levels that its children have cached
         logger.propagate, logger.handlers[:], logger.filters[:] = propagate, handlers, filters
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[S3Server]:
-    """An S3 server, one a test process, started when the first test asks for it; tests have buckets of their own."""
+    """An S3 server per test process. It starts when the first test needs it. Each test has its own buckets."""
     import botocore.session
 
     from tests.support.s3_server import s3_server
 
-    # hundreds of tests make clients: the descriptions of the services, some MB of JSON, are parsed once
+    # Hundreds of tests make clients. They share one parse of the services' descriptions, some MB of JSON.
     botocore.session.create_loader = functools.cache(botocore.session.create_loader)
     with s3_server() as running:
         yield running

@@ -1,6 +1,4 @@
-"""Each layer imports only downwards (docs/architecture.md), and at the top of the module, so that no cycle hides in a
-function.
-"""
+"""Each layer imports only downwards (docs/architecture.md). Imports are at the top, so functions hide no cycle."""
 
 import ast
 import subprocess
@@ -29,7 +27,7 @@ def modules():
 
 
 def imports(tree):
-    """Yield (node, imported module) of every import; names imported from a package count as its modules."""
+    """Yield (node, imported module) of every import. A name that is imported from a package counts as its module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -45,14 +43,14 @@ def imports(tree):
 
 def test_a_module_imports_only_what_lies_below_it():
     """pyproject.toml declares the layers, and the folders of each."""
-    # in a process of its own: it sets up the logging of the one it runs in
+    # a separate process, because the linter sets up the logging of its process
     command = [sys.executable, "-c", "import sys, importlinter.cli as cli; sys.exit(cli.lint_imports(no_cache=True))"]
     checked = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
 def test_imports_stand_at_the_top():
-    """Or below `if TYPE_CHECKING`, or in a `try` of the module."""
+    """`if TYPE_CHECKING` and a `try` of the module also count as the top."""
     top, wrong = ast.Import | ast.ImportFrom | ast.If | ast.Try, []
     for relative, _, tree in modules():
         below = [each for outer in tree.body if not isinstance(outer, top) for each in imports(outer)]

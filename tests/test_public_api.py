@@ -74,7 +74,7 @@ def test_fields_are_contracts():
     assert fields(QueryResult) == [*every, "items", "cursor", "timestamp_resolution_ms", "item_type"]
     assert fields(MessagesResult)[:6] == [*every, "messages", "cursor"]
     assert list(Provenance._fields) == seen
-    # answers have them by the same names
+    # answers have the same names
     assert all(hasattr(kind, name) for kind in (QueryResult, TopicsResult, MessagesResult) for name in seen)
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
@@ -112,7 +112,7 @@ def public_definitions(path):
 
 
 def inherited(path, name):
-    """Return what a method that overrides another one says by that one's docstring."""
+    """Return the docstring that an override inherits."""
     module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
     return inspect.getdoc(functools.reduce(getattr, name.split("."), module)) if "." in name else None
 

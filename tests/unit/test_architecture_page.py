@@ -1,4 +1,4 @@
-"""docs/architecture.md names the rooms, their imports and the files that there are."""
+"""docs/architecture.md names the folders and files of the package, and the folders' imports."""
 
 import ast
 import functools
@@ -13,11 +13,11 @@ PICTURE = PAGE.split("```text\n")[1].split("```")[0]
 LAYERS = {
     name: set(targets.split()) for name, targets in re.findall(r"^(\w+)/ +→((?: \w+)*)(?:  |$)", PICTURE, re.MULTILINE)
 }
-ROOMS = {
+FOLDERS = {
     name: set(targets.split())
     for name, targets in re.findall(r"^  ([\w/]+)/ +←→((?: [\w/.]+)*)", PICTURE, re.MULTILINE)
 }
-WAYS = {
+STEPS = {
     part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)", part, re.MULTILINE) for part in PAGE.split("\n## ")[3:]
 }
 
@@ -36,7 +36,7 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
     for path in PACKAGE.rglob("*.py"):
         own = path.parent.relative_to(PACKAGE).parts
         folders = found.setdefault("/".join(own), set())
-        # a layer's own `__init__` shows what it offers; that of a room is a module of it
+        # A layer's own `__init__` re-exports its names. The `__init__` of a lower folder is a module like any other.
         shows = path.name == "__init__.py" and path.parent.parent in (PACKAGE.parent, PACKAGE)
         for node in ast.parse(path.read_text()).body if not shows else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tiered_index":
@@ -48,7 +48,7 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
 
 
 def test_the_picture_has_every_folder_and_no_other():
-    assert set(ROOMS) == set(imports())
+    assert set(FOLDERS) == set(imports())
     assert set(LAYERS) == {name.split("/")[0] for name in imports()}
 
 
@@ -62,34 +62,34 @@ def test_layers_import_what_the_picture_says():
     assert all(order.index(below) > order.index(layer) for layer, names in LAYERS.items() for below in names)
 
 
-def test_a_room_imports_what_the_picture_says():
+def test_a_folder_imports_what_the_picture_says():
     for name, folders in imports().items():
         layer = name.split("/")[0]
-        assert ROOMS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name
+        assert FOLDERS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name
 
 
-def test_rooms_of_the_service_import_only_what_stands_below():
-    order = [name.removeprefix("service/") for name in ROOMS if name.startswith("service")]
+def test_folders_of_the_service_import_only_later_ones():
+    order = [name.removeprefix("service/") for name in FOLDERS if name.startswith("service")]
     assert order[0] == "service"
     for name in order[1:]:
-        assert all(order.index(below) > order.index(name) for below in ROOMS[f"service/{name}"])
+        assert all(order.index(below) > order.index(name) for below in FOLDERS[f"service/{name}"])
 
 
-def test_four_ways_have_at_most_twelve_stops():
-    assert len(WAYS) == 4
-    for way, stops in WAYS.items():
-        numbered = PAGE.split(f"\n## {way}\n")[1].split("\n## ")[0]
-        assert 6 <= len(stops) <= 12
-        assert len(re.findall(r"^\d+\. ", numbered, re.MULTILINE)) == len(stops)
+def test_four_sections_have_at_most_twelve_steps():
+    assert len(STEPS) == 4
+    for section, steps in STEPS.items():
+        numbered = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+        assert 6 <= len(steps) <= 12
+        assert len(re.findall(r"^\d+\. ", numbered, re.MULTILINE)) == len(steps)
 
 
-def test_a_stop_is_in_a_file():
-    for file in {stop for stops in WAYS.values() for stop in stops}:
+def test_each_step_names_a_file():
+    for file in {file for steps in STEPS.values() for file in steps}:
         assert (PACKAGE / file).is_file(), file
 
 
 def test_every_file_that_the_page_names_is_there():
     for name in re.findall(r"\b([a-z_]+\.py)\b", PAGE):
         assert any(list((PACKAGE.parent / folder).rglob(name)) for folder in ("tiered_index", "tests")), (
-            f"the page names {name}, which is not there"
+            f"the page names {name}, which does not exist"
         )

@@ -1,4 +1,4 @@
-"""Checks of stored JSON documents."""
+"""Rows of stored JSON documents are checked together as they are one by one."""
 
 from typing import Any
 

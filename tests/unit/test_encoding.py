@@ -19,7 +19,7 @@ def test_commands_and_service_encode_results_alike():
         texts = json_text(document), wire.encode(document).decode()
         assert json.loads(texts[0]) == json.loads(texts[1])
         assert all(text.rstrip("\n").isprintable() and text.isascii() for text in texts)
-    # as `to_dict` says: what is None is left out
+    # as `to_dict` says, fields with `None` are left out
     assert json.loads(texts[0])["fresh"] == {"source": "s", "as_of_ms": None, "positions": {}}
     assert json.loads(json_text({"path": Path("a"), "bytes": b"\x01"})) == {"path": "a", "bytes": "01"}
     with pytest.raises(TypeError, match="object has no form in JSON"):

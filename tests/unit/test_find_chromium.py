@@ -1,6 +1,4 @@
-"""deploy/find-chromium.sh: the browser that is there, Debian's package where it may be installed, else what to do. With
-stubs on PATH.
-"""
+"""`deploy/find-chromium.sh` finds a browser, installs Debian's package, or says how to get one. The PATH has stubs."""
 
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from tests.unit.test_find_java import DEPLOY, Host
 
 
 def run(folder: Path, **stubs: str) -> tuple[int, str, str]:
-    """Run the script with some programs only; returns its exit code and what it said."""
+    """Run the script with only some programs on PATH. Return its exit code and its output."""
     host = Host(folder, DEPLOY / "find-chromium.sh")
     for name, script in stubs.items():
         host.stub(name.replace("_", "-"), script)

@@ -1,6 +1,4 @@
-"""deploy/find-java.sh: the Java that is there, Debian's package where it may be installed, else what to do. With stubs
-on PATH.
-"""
+"""`deploy/find-java.sh` finds Java, installs Debian's package, or says how to get Java. The PATH has stubs."""
 
 import shutil
 import subprocess
@@ -13,7 +11,7 @@ _TOOLS = ("bash", "sed", "head", "env", "cat", "chmod", "cp")
 
 
 class Host:
-    """A machine whose PATH has some tools and stubs; `log` is what apt was asked for."""
+    """A machine whose PATH has some tools and stubs. `log` has the arguments of each call of apt."""
 
     def __init__(self, folder: Path, script: Path = DEPLOY / "find-java.sh") -> None:
         self.script, self.bin, self.log = script, folder / "bin", folder / "log"
@@ -34,7 +32,7 @@ class Host:
         self.stub(name, f"echo 'openjdk version \"{version}\"' >&2")
 
     def apt(self, *packages: str, installs: str = "17.0.15") -> None:
-        """Give it Debian's tools, whose archive has `packages`; what is installed is a Java."""
+        """Add Debian's tools, whose archive has `packages`. An installation adds a `java` of version `installs`."""
         self.java(installs, "java-of-the-package")
         known = " ".join(packages)
         self.stub("apt-cache", f'for known in {known}; do [ "$2" != "$known" ] || echo "$2 | 1.0 | archive"; done')
@@ -74,7 +72,7 @@ def test_java_home_counts_before_the_path(tmp_path: Path) -> None:
     host.apt("openjdk-17-jre-headless")
     done = host.run(JAVA_HOME=str(home))
     assert done.returncode == 1 and f"none was found in JAVA_HOME={home}" in done.stderr
-    assert host.installed == []  # what the user chose is not replaced
+    assert host.installed == []  # the script does not replace the user's choice
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, after merges and compactions, too."""
+"""After merges and compactions the process returns freed memory to the system."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The compiled core returns NumPy's bytes; where it is missing, NumPy does the work and the log says so."""
+"""The compiled core returns the same bytes as NumPy. If it is missing, NumPy does the work and the log says so."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def loops():
 
 
 def both(loops, make):
-    """Compare what `make` returns with NumPy and with the core."""
+    """Compare the results of `make` with NumPy and with the core."""
     with using(None):
         expected = make()
     with using(loops):
@@ -96,7 +96,7 @@ def test_chains_and_what_they_are_compacted_to(loops, seed, slots, hashes, count
             entries.append(batch.entries)
             heads.append(table.heads.tobytes())
         stored = np.concatenate([part.view(np.void) for part in entries]).view(layout.schema.entry)
-        # as RocketMQ stores a hash without an absolute value
+        # RocketMQ stores this hash without its absolute value
         stored["key_hash"][stored["key_hash"] == 0] = -(2**31)
         compaction = Compaction(stored, layout, 0, 30_000)
         about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": "", "topics": ()}

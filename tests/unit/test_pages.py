@@ -1,4 +1,4 @@
-"""Pages: each is in the index, links lead somewhere, the glossary's names are the code's, records have their parts."""
+"""The index lists each page, links lead somewhere, the glossary uses the code's names, records have their parts."""
 
 import re
 from functools import cache
@@ -21,7 +21,7 @@ _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 @cache
 def _known_paths() -> set[str]:
-    """Return every file and folder by its path and by each end of it, modules also without their suffix."""
+    """Return every file and folder by its path and by each end of the path. Modules are also there without suffix."""
     tops = [TOP / name for name in ("tiered_index", "tests", "deploy", "docs")]
     paths = [path.relative_to(TOP) for top in tops for path in (top, *top.rglob("*"))]
     paths += [path.with_suffix("") for path in paths if path.suffix == ".py"]
@@ -47,7 +47,7 @@ def test_links_lead_somewhere():
 
 def _paths(page: Path) -> set[str]:
     """Return the files and folders of the repository that a page names, and its dotted modules as paths."""
-    # profiles of an earlier version name its modules
+    # profiles of an earlier version name modules of that version
     text = re.sub(r"^- before: .*$", "", page.read_text(), flags=re.M)
     dotted = {name.replace(".", "/") for name in re.findall(r"^\s*from (tiered_index[\w.]*) import", text, re.M)}
     return dotted | set(re.findall(r"(?<![\w/.-])(?:[\w-]+/)*[a-z_0-9]+\.py\b", text)) | set(_FOLDER.findall(text))
@@ -79,7 +79,7 @@ def test_troubleshooting_has_every_error_and_exit_code():
     sections = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=\n### |\Z)", by_error, re.M | re.S))
     for name in errors.__all__:
         code = str(getattr(errors, name).exit_code)
-        if name in {"TieredIndexError", "StorageError"}:  # bases, which the page explains in passing
+        if name in {"TieredIndexError", "StorageError"}:  # the page mentions base classes in passing
             assert f"`{name}` is the base of" in by_error
             continue
         assert sections[name].startswith(f"Exit code {code}. ") and "- **Do** " in sections[name], name

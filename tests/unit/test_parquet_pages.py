@@ -1,5 +1,6 @@
-"""A few bytes of Parquet never become more memory than the bound: pages tell before Arrow decodes them. Files of any
-coding are read as they are.
+"""A few bytes of Parquet never need more memory than the bound, because their pages are measured before Arrow decodes.
+
+Files of any coding are read unchanged.
 """
 
 import itertools
@@ -62,7 +63,7 @@ def test_a_row_that_becomes_too_much_with_its_pages_is_refused_before_it_is_deco
 
 
 def test_rows_of_unequal_size_are_read_as_few_at_once_as_the_bound_needs(tmp_path, bounds):
-    """Nearly all rows are short, so by the average all could be read at once."""
+    """Nearly all rows are short, so the average would allow one read of all."""
     keys = pa.array(["k"] * 20_000 + [LONG] * 60)
     path = written(tmp_path / "m.parquet", keys, compression="zstd", data_page_size=1 << 16)
     sizes = [rows.nbytes for _, rows in parquet.ParquetTable(LocalFile(path)).read(["key"])]
@@ -73,7 +74,7 @@ def test_more_values_than_the_footer_states_are_damage(tmp_path):
     path = written(tmp_path / "m.parquet", pa.array(["k"] * 100), compression="none")
     data = path.read_bytes()
     table = parquet.ParquetTable(LocalFile(path))
-    # the number of values, zigzag, in the header of the page: field 1 of the struct in field 5
+    # the page's header has the number of values, in zigzag form: field 1 of the struct in field 5
     header = bytes([0x15, 0xC8, 0x01])
     assert data.count(header) >= 1
     path.write_bytes(data.replace(header, bytes([0x15, 0xC8, 0x7F]), 1))
@@ -107,7 +108,7 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
             path, path_of_keys = tmp_path / "m.parquet", "key" if keys is flat else "key.list.element"
             options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {path_of_keys: encoding}}
             if encoding == "RLE_DICTIONARY":
-                # a dictionary that is full is followed by pages without one
+                # pages without a dictionary follow a full dictionary
                 options = {"use_dictionary": True, "dictionary_pagesize_limit": 5_000}
             options |= {"compression": compression, "data_page_version": version, "data_page_size": 4_000}
             pq.write_table(pa.table({"n": range(len(keys)), "key": keys}), path, write_batch_size=50, **options)
@@ -126,7 +127,7 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
 @pytest.mark.parametrize("values", [[f"k{n}" for n in range(500)], [["a", f"k{n}"] for n in range(500)]], ids=type)
 @pytest.mark.parametrize("frames", [0, 1])
 def test_text_of_hadoops_lz4_that_is_coded_by_differences(tmp_path, encoding, version, values, frames):
-    """The codec by its old number 5, with Hadoop's frames (Spark's `lz4`), and without them."""
+    """The codec is the old number 5, with Hadoop's frames (Spark's `lz4`) and without them."""
     compress = pa.Codec("lz4_raw").compress
     path = written(tmp_path / "m.parquet", pa.array(values), encoding, compression="lz4", data_page_version=version)
     data = path.read_bytes()

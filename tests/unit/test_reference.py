@@ -1,4 +1,4 @@
-"""The reference pages are what their generators make of the code now."""
+"""The reference pages equal the output of their generators."""
 
 import pytest
 

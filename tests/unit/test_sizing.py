@@ -1,4 +1,4 @@
-"""deploy/SIZING.md holds what follows from its own inputs, and inputs that the code fixes are what the code has."""
+"""The results in deploy/SIZING.md follow from its inputs. Inputs that the code fixes equal the code's values."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_inputs_are_what_the_code_has():
     assert f"list prices as of {prices.as_of};" in _TEXT
     assert _GIVEN["MiB a part"] * 2**20 == task_module._PART_BYTES == run._PART_BYTES
     assert _GIVEN["entries a piece"] == task_module.PIECE_ITEMS
-    # a piece's range of one day is less than what is read at once
+    # a piece's range of one day is shorter than one read
     assert task_module.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
     text = (ROOT / "tiered_index/cli/spark/writing.py").read_text()

@@ -1,4 +1,4 @@
-"""A type checker knows the class of entries that was given, and asks nothing of who gave none."""
+"""A type checker knows the item class that a caller gives, and needs no annotation if a caller gives none."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ IndexService.open(root="r", slotz=1)
 def test_entries_of_a_subclass_and_settings_are_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    # with the cache that `make lint` has filled
+    # use the cache that `make lint` fills
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(program)]
     checked = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
     errors = [line.partition(" error: ")[2] for line in checked.stdout.splitlines() if " error: " in line]

@@ -1,4 +1,4 @@
-"""The version has the commit: in a clone, in a work tree of it, in a wheel; and is the release where there is none."""
+"""In a clone, a work tree and a wheel the version includes the commit. Without a commit it is the release."""
 
 import os
 import runpy
@@ -18,7 +18,7 @@ VERSION = f"{RELEASE}+g0123456789ab"
 
 @pytest.fixture
 def git(tmp_path):
-    """A folder's repository on branch main, with a commit that is in no file yet."""
+    """A repository on branch main. The test writes its commit."""
     folder = tmp_path / ".git"
     (folder / "refs/heads").mkdir(parents=True)
     (folder / "HEAD").write_text("ref: refs/heads/main\n")

@@ -1,4 +1,4 @@
-"""Makers of source files for the command line's tests."""
+"""Fixtures that make source files for the command line's tests."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def make_message():
 
 @pytest.fixture
 def write_lines(tmp_path):
-    """Return a function that writes values (dicts as JSON, bytes as they are), one a line, and returns the path."""
+    """Return a function that writes values, one per line, and returns the path. A dict is written as JSON."""
 
     def write(values, name="messages.ndjson"):
         path = tmp_path / name
@@ -40,8 +40,10 @@ def write_lines(tmp_path):
 
 
 def damaged(data, count):
-    """Yield seeded damage of a file whose footer's length stands before its last four bytes, half of it in the
-    footer: a bit, many bytes, cut, bytes more, zeroes.
+    """Yield damaged copies of a file whose last eight bytes begin with the length of its footer. Half the damage is in
+    it.
+
+    The kinds of damage are a flipped bit, many other bytes, a cut, inserted bytes and zeroes. The seed is fixed.
     """
     chance = random.Random(7)
     footer_bytes = min(int.from_bytes(data[-8:-4], "little"), len(data) - 16)

@@ -1,6 +1,4 @@
-"""Every error's exit code, and what is said about it: by a command that raises it, through typer's runner and as a
-process.
-"""
+"""Every error has its exit code and message: in a command, in typer's runner and in a process."""
 
 import json
 import logging
@@ -41,11 +39,11 @@ RAISED = {
 
 
 def invoke(act, *arguments):
-    """Run a command that does `act` with a session; return the result."""
+    """Run a command that calls `act` with a session. Return the result."""
 
     @command
     def probe(session: Session) -> int:
-        """Do what the test says."""
+        """Call the function of the test."""
         return act(session)
 
     application = typer.Typer()
@@ -159,7 +157,7 @@ def test_a_wrong_value_of_an_option_is_told_in_plain_words(arguments, said, caps
 
 
 def all_commands(group=None, words=()):
-    """Yield every command's words and itself, groups too."""
+    """Yield the words and the object of every command and group."""
     group = group or typer.main.get_command(app)
     group = group.loaded() if isinstance(group, LateCommand) else group
     yield words, group

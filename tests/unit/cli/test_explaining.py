@@ -1,4 +1,4 @@
-"""The table of `query --explain`: a row a file, and sums that are the totals."""
+"""The table of `query --explain` has a row per file. Its sums equal the totals."""
 
 import re
 from dataclasses import replace
@@ -41,7 +41,7 @@ def explain(*files: FileReport) -> Explain:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *pages: Explain, more: str = "") -> tuple[list[list[str]], str, str]:
-    """Return the table's cells, the totals below it, and everything that was printed."""
+    """Return the table's cells, the totals below it, and the whole output."""
     print_explained(Output(as_json=False), "2026-11", pages, more)
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -99,7 +99,7 @@ def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]
         ["1 file", "skipped", "by topic"],
         ["1 file", "skipped", "by budget"],
     ]
-    # from the oldest file's first second to the newest one's last
+    # from the oldest file's first second to the newest file's last second
     assert rows[4][8:] == ["2023-11-19T22:13:20Z", "2023-11-21T22:13:20Z"]
     assert MIXED[3].file not in text
 

@@ -1,4 +1,4 @@
-"""The loop of `ingest --follow` in parts: ending on signals, archiving beside it, status lines, another writer."""
+"""`ingest --follow` ends on signals, archives beside its loop, prints status lines, and notices another writer."""
 
 import contextlib
 import errno
@@ -32,7 +32,10 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(number, code
 
 
 class Archiver:
-    """Rounds that end as they are told to, when `go` is set; a pair archives and then raises, a loss is passed over."""
+    """Return or raise the given results of rounds after `go` is set.
+
+    A pair archives and then raises. A loss is passed over.
+    """
 
     def __init__(self, *rounds):
         self.rounds = list(rounds)
@@ -70,7 +73,7 @@ def test_archiving_goes_on_in_rounds_and_tells_its_problems():
     archiver = Archiver(2, StorageUnavailable("down"), 3, CorruptFile("segment", "differs"), 0)
     with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
-        archiving.poll()  # the round is under way: nothing is waited for
+        archiving.poll()  # the round is still running, and `poll` does not wait for it
         assert archiving.archived == 0
         archiver.go.set()
         ended(archiving)
@@ -249,7 +252,7 @@ def test_half_a_message_that_stays_is_told_once_with_its_range(followed, capsys,
 
 
 class Partitions:
-    """A toy broker: two partitions with positions of their own, and rounds of one message each."""
+    """A toy broker with two partitions, each with its own positions. A batch has one message."""
 
     place, unit, offsets = "toy://broker/orders", "messages", "offsets"
 

@@ -1,4 +1,4 @@
-"""Files that `import` takes: whatever is damaged in them, the error is typed and names the file."""
+"""`import` raises a typed error that names the file, whatever the damage of the file is."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What `ingest` does with batches: bad messages, back-pressure, positions; and waiting for the storage."""
+"""`ingest` handles bad messages, back-pressure and positions of batches, and waits for the storage."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The output: one JSON document or tables, errors on stderr, numbers as people read them."""
+"""Commands print one JSON document or tables, errors on stderr, and readable numbers."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A result is one document: as JSON for programs, as fields and tables by the units in its names for people."""
+"""A result is one document. Programs get JSON. People get fields and tables, with the units that the names state."""
 
 import json
 

@@ -1,4 +1,7 @@
-"""docs/rocketmq.md names every state and rule of hashes. `tests/server/test_deploy.py` checks its commands' options."""
+"""docs/rocketmq.md names every state and hash rule.
+
+`tests/server/test_deploy.py` checks the options of its commands.
+"""
 
 import re
 from pathlib import Path
@@ -23,7 +26,7 @@ def test_every_state_is_explained() -> None:
 
 
 def test_what_rocketmq_makes_of_files_is_said() -> None:
-    """Which release reads which hash, how far behind a live file is, and that RocketMQ doesn't refuse other files."""
+    """The page names each release's hash rule, the delay of a live file, and that RocketMQ refuses no other files."""
     section = PAGE.split("## Which RocketMQ reads these files")[1]
     for rule in get_args(get_args(get_type_hints(IndexConfig)["hash"])[0]):
         assert f'`hash = "{rule}"`' in section

@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: every setting from the command line."""
+"""`--set NAME=VALUE` gives every setting on the command line."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""NDJSON and Parquet files as messages: fast and slow reading agree, positions continue, another file at the same path
-is told apart.
+"""NDJSON and Parquet files are read as messages.
+
+Fast and slow reading agree, positions continue, and another file at the same path is recognised.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def parquet_file(path):
 
 
 def rows(columns):
-    """Return entries as a list of comparable tuples, whatever form they have."""
+    """Return entries as a list of comparable tuples, in whatever form the caller has them."""
     if columns is None:
         return None
     data = columns.to_pydict() if isinstance(columns, pa.RecordBatch) else columns
@@ -117,7 +118,7 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, k
     assert expected in records[2].problem
     assert records[2].where == "line 3"
     assert records[2].start == 2 * (len(good) + 1)
-    # what the fast way lets through is refused whole by put_batch: a value out of range in a row of its own
+    # `put_batch` refuses the whole of a batch that fast reading accepts by mistake: a row has a value out of range
     if batch.columns is not None:
         values = batch.columns.to_pydict()
         lows = [min(values[name]) for name in ("queue_id", "offset", "timestamp_ms")]
@@ -267,7 +268,7 @@ def test_another_parquet_file_at_the_same_path_is_a_changed_one(make_message, tm
 
 
 def test_one_key_or_several_in_every_kind_of_file(write_lines, make_message):
-    """NDJSON takes `key` as it takes `keys`; of both, `keys` counts; a null key is none."""
+    """NDJSON accepts `key` in the same forms as `keys`. If both are there, `keys` counts. A null key is no key."""
     plain = [{n: v for n, v in make_message(i).items() if n != "keys"} for i in range(6)]
     ways = [{"key": "a"}, {"key": ["a", "b"]}, {"keys": ["a", "b"]}, {"keys": None, "key": "a"}, {"key": None}]
     ways.append({"key": "x", "keys": ["a"]})
@@ -382,7 +383,7 @@ def test_an_object_is_read_as_a_file_is(tmp_path, write_lines, make_message, kin
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
-    """Nothing waits for a whole block, and nothing is read twice: lines are numbered all the same."""
+    """Reading does not wait for a whole block, reads nothing twice, and still numbers the lines."""
     lines = [json.dumps(make_message(i)).encode() + b"\n" for i in range(4)]
     first, second = (gzip.compress(p) if gzipped else p for p in (b"".join(lines), b"nope\n" + lines[0]))
     end, start = os.pipe()
@@ -424,7 +425,7 @@ NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
 def numbers(rows):
-    """Return columns of numbers, the same in each row."""
+    """Return columns of numbers. All rows have the same numbers."""
     return {name: [5] * rows for name in NUMBERS}
 
 
@@ -484,7 +485,7 @@ def test_a_row_of_keys_without_number_is_refused_before_it_is_decoded(tmp_path, 
     with arrow_memory() as pool, pytest.raises(InvalidArgument, match=problem):
         next(batches)
     assert pool.max_memory() < 1 << 16
-    # what is not read may have any number
+    # a column that is not read may have any number of keys
     pq.write_table(pa.table({"more": lists, "key": ["k"] * 2, "topic": ["t"] * 2} | numbers(2)), path)
     assert len(read(open_source(path))) == 2
 

@@ -1,5 +1,6 @@
-"""Spark's session as commands make and leave it: Ctrl-C while it starts, Java's own output, versions, settings; and
-what is no frame of Spark's. No Java.
+"""Commands start and close Spark's session without Java here.
+
+The subjects are Ctrl-C during the start, Java's own output, versions, settings, and frames that are not Spark's.
 """
 
 import logging
@@ -30,9 +31,9 @@ def test_an_interrupt_waits_for_the_session(monkeypatch):
     done = []
 
     def open_session(*_, **__):
-        # to this thread: the test's process has others, which hold nothing back
+        # to this thread, because the test's process has others that delay no signal
         signal.pthread_kill(threading.get_ident(), number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Spark sets a handler of its own
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Spark also sets its own handler
         done.append(True)
         return SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
 

@@ -1,4 +1,4 @@
-"""What a command may spend: counted down page by page; what was found when it is spent is the last page."""
+"""A command's limits decrease page by page. When they are used up, the entries found so far are the last page."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def answer(cursor: str | None, requests: int = 2, size_bytes: int = 100) -> Quer
 
 
 class Asked:
-    """Answers one page after the other, errors raised; keeps what it was asked."""
+    """Return one answer after the other, or raise it if it is an error. Keep the arguments of each call."""
 
     def __init__(self, *answers: QueryResult | BudgetExceeded) -> None:
         self.answers = list(answers)

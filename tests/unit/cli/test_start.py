@@ -1,4 +1,4 @@
-"""What every command has to load before it begins, and where its streams lead."""
+"""Every command loads only the modules that it needs. Streams may be closed or full."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from tests.support.loaded import loaded
 from tiered_index import IndexService
 from tiered_index.cli.main import app, run
 
-# What every command line loads of this package, and all that --version and --help do.
+# the modules of this package that every command line loads. --version and --help load no more
 OF_EVERY_LINE = ("_version", "cli", "cli.__main__", "cli.main", "cli.output", "encoding", "errors", "tracing", "types")
 ALWAYS = {"tiered_index", *(f"tiered_index.{name}" for name in OF_EVERY_LINE)}
 HEAVY = {"asyncio", "boto3", "botocore", "pandas", "pyarrow", "pydantic_settings", "pyspark", "sqlite3", "starlette"}
@@ -56,7 +56,7 @@ def test_a_reader_of_a_storage_loads_what_its_lookup_needs(root):
 
 
 def commands(group):
-    """Yield each command of a group and of the groups below it."""
+    """Yield each command of a group and of its subgroups."""
     for command in group.commands.values():
         yield from commands(command) if hasattr(command, "commands") else [command]
 

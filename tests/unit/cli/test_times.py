@@ -1,4 +1,4 @@
-"""Times on the command line: epoch milliseconds or ISO 8601, UTC where nothing else is said."""
+"""Times on the command line are epoch milliseconds or ISO 8601. Without a zone they are UTC."""
 
 import pyarrow as pa
 import pytest
@@ -41,7 +41,7 @@ def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
     last_ms = begin_ms + 86_400_000 - 1
     assert parse_time(text, end=True) == end_option(text) == last_ms
     assert times_of(pa.array([text, None]), "t", end=True).to_pylist() == [last_ms, None]
-    # HTTP, one and many
+    # HTTP, with one lookup and with many
     asked = {"topic": "t", "key": "k", "begin_ms": text, "end_ms": text}
     many = BatchBody.model_validate({"lookups": [asked]})
     for one in (QueryParameters.model_validate(asked), Range.model_validate(many.lookups[0], extra="ignore")):

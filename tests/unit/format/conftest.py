@@ -1,4 +1,4 @@
-"""Makers of entries and files for the format tests."""
+"""Functions that make entries and files for the format's tests."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ ABOUT = {
 
 
 def columns_of(rng, schema, count, *, topics=2):
-    """Random columns with many ties in queue and offset; every further column of the schema gets small values."""
+    """Return random columns with many ties in queue and offset. Each further column of the schema has small values."""
     columns = {
         "topic_id": rng.integers(1, topics + 1, count),
         "queue_id": rng.integers(0, 3, count),
@@ -36,7 +36,7 @@ def columns_of(rng, schema, count, *, topics=2):
 
 
 def entries_of(layout, hashes, times, columns, begin_ms=BEGIN_MS, batches=1):
-    """Write rows through a table; returns the table and its entries."""
+    """Write rows through a table. Return the table and its entries."""
     table = UnsealedTable(layout, begin_ms)
     parts = []
     for rows in np.array_split(np.arange(len(hashes)), batches):
@@ -58,7 +58,7 @@ def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topi
 
 
 def compacted(table, entries, *, packed=False, **about):
-    """Return the bytes of a compacted file of a table's entries."""
+    """Return the bytes of the compacted file of a table's entries."""
     compaction = Compaction(entries, table.layout, table.begin_ms, table.end_ms, packed=packed)
     return b"".join(bytes(piece) for piece in compaction.pieces(**(ABOUT | about)))
 
@@ -72,20 +72,20 @@ def make():
 
 @pytest.fixture(params=["NumPy", "loops"])
 def way(request):
-    """Have everything done by NumPy, or by the compiled core."""
+    """Run the test with NumPy, then with the compiled core."""
     with using(None if request.param == "NumPy" else compiled_core()):
         yield
 
 
 @pytest.fixture(scope="module")
 def small(make):
-    """Twelve entries of four hashes in a file of the layout `SMALL`."""
+    """A file of the layout `SMALL` with twelve entries of four hashes."""
     data, _ = make.file(SMALL, 12, distinct_hashes=4)
     return data
 
 
 @pytest.fixture(scope="module")
 def packed_small(make):
-    """The same, packed."""
+    """The file `small`, packed."""
     data, _ = make.file(SMALL, 12, distinct_hashes=4, packed=True)
     return data

@@ -1,4 +1,7 @@
-"""An archived segment's table: made while bytes pass by, read back, and believed only where everything agrees."""
+"""The table of an archived segment is made during the copy of the bytes.
+
+A reader accepts it only if all parts agree.
+"""
 
 import operator
 import zlib
@@ -94,7 +97,7 @@ LONG = st.builds(operator.mul, st.text(min_size=4, max_size=8), st.integers(30, 
 @given(st.text(min_size=1) | LONG | st.sampled_from(["\ud800", "a/" * 2000]))
 def test_every_store_has_a_prefix_of_its_own(store):
     assert check_name(segment_name(store, 2**63 - 1, 2**63 - 1)).startswith(store_prefix(store))
-    # as long as a record can hold
+    # the length is the greatest that a record can hold
     assert len(store_prefix(store).split("/")[1]) <= 128
     assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
 

@@ -1,4 +1,4 @@
-"""Filters against Parquet's own implementation, byte for byte; no key is ever denied, few absent ones pass."""
+"""Filters equal Parquet's own byte for byte. They never exclude a key that is present, and admit few absent keys."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ hash_lists = st.lists(u64, max_size=60)
 
 
 def seeded(seed, count):
-    """The first `count` numbers of SplitMix64, as the maker of the vectors has them."""
+    """Return the first `count` numbers of SplitMix64, as the author of the vectors made them."""
     state = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -101,7 +101,7 @@ def test_nothing_is_denied_and_scalars_agree(held, others):
     st.integers(1, 4),
 )
 def test_order_and_repeats_make_no_difference(rows, pieces):
-    """Hashes that share their first bits, in any order, in any pieces: the filter of the distinct ones."""
+    """Hashes that share their first bits, in any order and pieces, give the filter of the distinct hashes."""
     hashes = np.array([first << 62 | low << shift for first, low, shift, _ in rows], np.uint64)
     repeated = np.repeat(hashes, [row[-1] for row in rows])
     expected = built_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
@@ -115,7 +115,7 @@ def test_order_and_repeats_make_no_difference(rows, pieces):
 
 
 def test_repeats_among_hashes_that_begin_alike():
-    """Numbers with the same first 24 bits and more, put again and again in turns: each counts once."""
+    """Numbers with the same first 24 bits or more are put repeatedly in turns. Each counts once."""
     for hashes in (np.arange(1_000, dtype=np.uint64), np.arange(1_000, dtype=np.uint64) << np.uint64(32)):
         data = built_filter(np.tile(hashes[::-1], 90))
         assert len(data) == FILTER_BLOCK_BYTES * 42
@@ -140,13 +140,13 @@ def test_mix_of_columns_and_of_scalars(rows):
     ("key_hash", "fingerprint", "mixed"), [(0, 0, 0), (0, 1, 0xB456BCFC34C2CB2C), (-(2**31), 1, 0xB456BCFC34C2CB2C)]
 )
 def test_mix_is_murmurs(key_hash, fingerprint, mixed):
-    """fmix64(1) as MurmurHash3's authors' code gives it."""
+    """fmix64(1) equals the value of MurmurHash3's authors' code."""
     assert filter_hash(key_hash, fingerprint) == mixed
 
 
 @pytest.mark.parametrize("keyed", [True, False])
 def test_false_positives(keyed):
-    """Of 200,000 absent keys fewer than 2% pass a filter of 50,000, however alike the keys are."""
+    """Of 200,000 absent keys fewer than 2% pass a filter of 50,000 keys, even if the keys are similar."""
     hashes = np.arange(250_000, dtype=np.int32) * np.int32(8)
     fingerprints = np.arange(250_000, dtype=np.uint32) if keyed else None
     mixed = filter_hashes(hashes, fingerprints)
@@ -175,7 +175,7 @@ def test_compacted_files_hold_the_filter_of_their_items(make, preset, schema):
     held = data[tail.position : tail.directory_position]
     assert len(held) == FILTER_BLOCK_BYTES * math.ceil(BITS_PER_KEY * len(mixed) / 256)
     assert held == built_filter(np.array(sorted(mixed), np.uint64))
-    # directory, metadata and tail alone are enough for a reader
+    # a reader needs only directory, metadata and tail
     assert parse_trailer(data[tail.directory_position :], "file", len(data)).tail == tail
 
 

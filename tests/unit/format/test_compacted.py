@@ -1,4 +1,4 @@
-"""Compaction against lists per slot, in both orders, with many ties; the directory against what is in the file."""
+"""Compaction equals lists per slot in both orders, with many ties. The directory agrees with the file's content."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAYOUTS = {
 
 
 def naive_slots(entries, layout):
-    """Items of each slot in the order the format demands, one entry at a time."""
+    """Return the items of each slot in the order of the format, built one entry at a time."""
     slots = [[] for _ in range(layout.slots)]
     for entry in entries:
         slots[int(entry["key_hash"]) % layout.slots].append(entry)
@@ -77,7 +77,7 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     preset, schema = LAYOUTS[kind]
     layout = Layout(preset, schema, slots, count + 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", chunk)  # pieces that end anywhere
+        patch.setattr(module, "CHUNK", chunk)  # chunks end anywhere
         data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct, spread_s=spread_s)
     end_ms = struct.unpack_from(">q", data, 12)[0]
     expected = naive_bytes(entries, layout, make.begin_ms, end_ms)
@@ -115,7 +115,7 @@ def test_extreme_values_keep_their_order(make):
 
 
 def test_widest_differences(make):
-    """-2^31 s and 2^31 - 1 s in one file: the interval and the descending order hold."""
+    """A file with the times -2^31 s and 2^31 - 1 s has the right interval and a descending order."""
     layout = Layout(NATIVE, NATIVE.schema, 1, 10)
     begin_ms = 2**31 * 1000
     columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")}
@@ -128,7 +128,7 @@ def test_widest_differences(make):
 
 
 def test_stored_min_value_goes_to_slot_zero(make):
-    """Entries of a RocketMQ file whose hash stayed negative compact as hash 0 would: found, not lost."""
+    """A RocketMQ file's entries whose hash stayed negative compact as if their hash were 0. Lookups find them."""
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 7, 10)
     columns = {name: np.arange(3) for name in ("topic_id", "queue_id", "offset", "size")}
     table, entries = make.entries(layout, np.array([0, 8, 0], np.int32), np.full(3, make.begin_ms), columns)
@@ -145,7 +145,7 @@ def test_no_entries():
 
 
 def giant_file(make, kind):
-    """Return layout, file and entries, one a second: a slot of two hashes is longer than blocks, others are not."""
+    """Return layout, file and entries, one per second. Only one slot, with two hashes, is long enough for blocks."""
     preset, schema = LAYOUTS["native" if kind == "packed" else kind]
     layout = Layout(preset, schema, 40, 40_001)
     rng = np.random.default_rng(1)
@@ -209,8 +209,9 @@ def test_runs_cover_every_item_exactly_once(giant):
     ("low", "high"), [(0, 2**40), (5_000, 5_100), (39_999, 39_999), (0, 0), (50_000, 60_000), (-10, -1)]
 )
 def test_runs_skip_right_blocks(giant, make, low, high):
-    """What runs() leaves out holds no match; what it names holds all; a narrow range of a time-ordered slot reads a
-    block or two.
+    """Runs that `runs()` leaves out hold no match, and the named runs hold all.
+
+    A narrow range of a time-ordered slot reads one or two blocks.
     """
     layout, data, entries = giant
     trailer = parse_trailer(data, "f", len(data))
@@ -222,15 +223,15 @@ def test_runs_skip_right_blocks(giant, make, low, high):
         if wanted == 5 and high - low <= 100:
             assert len(runs) <= 2
         if wanted == 5 and (low, high) == (0, 2**40):
-            # native blocks lie hash by hash, so those of the other hash are left out as well
+            # native blocks are in order of hashes, so `runs()` also leaves out those of the other hash
             total = len(trailer.directory.blocks)
             assert (len(runs) < total) is (not layout.preset.newest_first)
 
 
 def test_runs_of_many_slots_have_every_match_once(giant, make):
-    """No run is read twice, and of a giant slot only the blocks of the right time."""
+    """No run is read twice. A giant slot reads only the blocks of the right time."""
     layout, data, entries = giant
-    # 5, 45 and 85 share a slot, 7 has one of ordinary size
+    # 5, 45 and 85 share a giant slot. 7 has an ordinary slot.
     trailer, wanted, base = parse_trailer(data, "f", len(data)), np.array([45, 7, 5, 85, 7]), make.begin_ms // 1000
     blocks = trailer.directory.blocks
     edges = [int(block[name]) - base for block in blocks for name in ("second_min", "second_max")]
@@ -244,7 +245,7 @@ def test_runs_of_many_slots_have_every_match_once(giant, make):
         assert matches(items, wanted, low, high) == matches(entries, wanted, low, high)
         lengths.append(len(runs))
     assert lengths[-4] == len(blocks) + 1
-    assert lengths[-1] == 1  # the ordinary slot has no times to tell
+    assert lengths[-1] == 1  # the directory has no times for the ordinary slot, so the slot is read
 
 
 def test_groups_close_at_multiples_of_16_kib(make):
@@ -264,7 +265,7 @@ def test_groups_close_at_multiples_of_16_kib(make):
 
 
 def test_giant_slot_never_drags_neighbours_along(make):
-    """Slot 0 is small and starts the same 16 KiB as slot 1, which is giant, and slot 2 follows: three groups."""
+    """Slot 0 is small and shares its 16 KiB with the beginning of giant slot 1. They and slot 2 are three groups."""
     layout = Layout(NATIVE, NATIVE.schema, 3, 30_001)
     hashes = np.repeat(np.array([0, 1, 2], np.int32), [10, 20_000, 10])
     columns = make.columns(np.random.default_rng(0), layout.schema, len(hashes))

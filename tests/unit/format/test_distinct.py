@@ -1,4 +1,4 @@
-"""Distinct numbers of arrays."""
+"""`distinct` returns the distinct numbers of an array, as NumPy does."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""What RocketMQ's own files may look like when they are not what they should be."""
+"""Foreign files, by RocketMQ or its crashes: some are read, and the others are refused with the reason."""
 
 import struct
 import zlib
@@ -47,7 +47,7 @@ def opened(data):
 
 
 def test_no_byte_of_slots_or_chains_is_believed(make):
-    """Stale heads and garbage in `previous` change no answer: chains are rebuilt."""
+    """Stale heads and garbage in `previous` change no answer, because the reader rebuilds the chains."""
     data, entries = image_of(make)
     view = np.frombuffer(memoryview(data)[LAYOUT.entry_position(1) :], LAYOUT.schema.entry, 30)
     view["previous"][:] = 2**31 - 1
@@ -136,11 +136,11 @@ def test_entry_zero_must_be_empty(make):
 
 
 def test_slots_that_contradict_the_entries(make):
-    """A few stale heads are a crash, all of them are another geometry."""
+    """After a crash a few heads are stale. If all heads are wrong, the file has another geometry."""
     data, _ = image_of(make)
     heads = np.frombuffer(memoryview(data)[28:], ">i4", 40)[::2]
     assert np.count_nonzero(heads[:4]) >= 2
-    heads[4:] = np.roll(heads[4:], 1)  # the first four still agree
+    heads[4:] = np.roll(heads[4:], 1)  # the first four heads still agree
     with pytest.raises(CorruptFile, match="contradict"):
         ForeignUnsealed(data, LAYOUT, "f")
     heads[:] = 0
@@ -210,7 +210,10 @@ def test_short_read_is_an_error_not_a_short_list(make):
 @pytest.mark.parametrize("slots", [1, 2, 20, 400])
 @pytest.mark.parametrize("preset", [ROCKETMQ, NATIVE], ids=["rocketmq", "native"])
 def test_recognise(make, preset, slots, count):
-    """Full unsealed files bear the end magic, too; they aren't taken for compacted ones, nor the other way round."""
+    """A full unsealed file also has the end magic.
+
+    It is not recognised as compacted, nor is a compacted file as unsealed.
+    """
     layout = Layout(preset, preset.schema, slots, 40)
     compacted, entries = make.file(layout, count)
     table = UnsealedTable(layout, make.begin_ms)

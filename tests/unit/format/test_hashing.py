@@ -1,4 +1,4 @@
-"""Hashes against naive Java: `String.hashCode` unit by unit over UTF-16, for anything a Python string can hold."""
+"""Hashes equal Java's `String.hashCode`, computed unit by unit over UTF-16, for every Python string."""
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ valid_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 
 
 def units_of(text):
-    """UTF-16 code units by definition: no codec."""
+    """Return the UTF-16 code units by their definition, without a codec."""
     units = []
     for character in text:
         point = ord(character)
@@ -124,7 +124,7 @@ def test_empty_batch():
 
 
 def test_hash_and_fingerprint_are_independent():
-    """Keys that Java's hash confuses ("Aa" and "BB" shift by 31 alike) differ in their fingerprints."""
+    """Keys with equal Java hashes ("Aa" and "BB" add the same to a hash) have different fingerprints."""
     colliding = ["".join("Aa" if bits >> n & 1 else "BB" for n in range(10)) for bits in range(1024)]
     hashes, fingerprints = hash_batch(["t"], np.zeros(1024, np.int64), code_units(colliding))
     assert len(set(hashes.tolist())) == 1

@@ -1,4 +1,4 @@
-"""The journal: what a crash can tear is dropped, what a crash can't do is corruption."""
+"""The journal's reader drops the damage that a crash can cause, and reports any other damage as corruption."""
 
 import json
 import struct
@@ -63,7 +63,7 @@ def test_zeros_behind_the_last_record_are_a_torn_write():
 
 @pytest.mark.parametrize("bit", range(8))
 def test_every_flipped_bit(bit):
-    """In the last record it is a torn write, which is dropped; anywhere before it is damage."""
+    """A flipped bit in the last record is a torn write, which the reader drops. A flipped bit before it is damage."""
     for at in range(len(WHOLE)):
         damaged = bytearray(WHOLE)
         damaged[at] ^= 1 << bit
@@ -125,7 +125,7 @@ def test_entries_behind_the_seal():
 def test_topics_in_the_record_of_the_batch_that_uses_them_first():
     batch = encode_batch(BatchRecord(1, 1, 0, 0, 0, 0), {"s": 3}, [(9, "new")])
     assert parse_journal(OPEN + batch, "j").topics == {9: "new"}
-    # one record a write: whatever a crash leaves of it, nothing of it counts
+    # one write has both records, so after a crash the reader keeps both or none
     for kept in range(0, len(batch), 7):
         assert parse_journal(OPEN + bytes(kept) + batch[kept:], "j").topics == ({} if kept else {9: "new"})
 
@@ -148,7 +148,7 @@ def test_not_a_journal():
 
 
 def test_frames_follow_the_specification():
-    """u32 length, u32 CRC32 over length and payload, payload."""
+    """A frame is a u32 length, a u32 CRC32 over length and payload, and the payload."""
     position = 12
     for expected in ("open", "batch", "batch", "batch", "seal"):
         length, crc = struct.unpack_from(">II", WHOLE, position)

@@ -1,4 +1,4 @@
-"""Limits of geometry, declarations of schemas, names."""
+"""Layouts, schemas and names have limits, and wrong declarations are refused."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_names():
 
 
 def test_a_layout_that_was_in_use_goes_to_other_processes():
-    """Spark broadcasts it, the schema with whatever that has kept."""
+    """Spark broadcasts the layout with its schema and all cached properties of the schema."""
     schema = dataclasses.replace(KEYED_SCHEMA)
     for name in [name for name, one in vars(Schema).items() if isinstance(one, cached_property)]:
         getattr(schema, name)

@@ -1,4 +1,4 @@
-"""Packed runs come back byte for byte, whatever is in them; one key's items are found in them; damage is an error."""
+"""Packed runs return all items byte for byte. A lookup finds one key's items in them. Damage is an error."""
 
 import json
 import zlib
@@ -27,7 +27,7 @@ ODD = Schema(
         *(Column("share", ">f8"), Column("half", ">f2"), Column("tag", "|S3"), Column("trace", "|S11")),
     ),
 )
-# a column of another name than the key's fingerprint, and of its name with another type
+# One schema has a column with another name than the key's fingerprint. The other has that name with another type.
 UNKEYED = Schema("Unkeyed", (Column("fingerprint", ">i8"), Column("price", ">i2")))
 SCHEMAS = {schema.name: schema for schema in (KEYED_SCHEMA, ROCKETMQ_SCHEMA, ODD, UNKEYED)}
 
@@ -39,16 +39,16 @@ def pack(packing: Packing, items: Any) -> bytes:
 
 
 def unpack(packing: Packing, data: bytes, count: int, key_hash: int | None = None) -> Any:
-    """Return the items of one run, of a key's hash or all."""
+    """Return all items of one run, or those of a key's hash."""
     if key_hash is None:
         return packing.unpack([data], np.array([count]), "f")[0]
     return packing.find(data, count, "f", key_hash, None, 0)
 
 
 def asked_of(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[Any, Any]:
-    """Return the items asked for of runs by themselves, which are those of a mapped file."""
+    """Return the wanted items of separate runs, after a check that a mapped file gives the same."""
     pieces, counts = [data for data, _ in runs], np.array([count for _, count in runs])
-    # nothing lies at whole words there
+    # no run begins at a whole word of the mapped file
     whole = b"header!" + b"gap".join(pieces) + bytes(24)
     begins = 7 + np.cumsum([0, *(len(data) + 3 for data in pieces[:-1])])
     words = np.frombuffer(whole, np.uint64, len(whole) // 8)
@@ -59,7 +59,7 @@ def asked_of(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tup
 
 @st.composite
 def anything(draw: st.DrawFn) -> tuple[Packing, Any]:
-    """Items of any bits, some columns of few values, in rank order or in none."""
+    """Draw items of any bits, with some columns of few values, in rank order or in no order."""
     schema = SCHEMAS[draw(st.sampled_from(sorted(SCHEMAS)))]
     count, seed = draw(st.integers(1, 80)), draw(st.integers(0, 2**32))
     rng = np.random.default_rng(seed)
@@ -119,7 +119,7 @@ def test_each_run_has_ranks_of_its_own() -> None:
 
 
 def test_no_runs_have_no_items() -> None:
-    """An input of a merge may have none in a task's slots."""
+    """A task's slots may have no run of a merge's input."""
     items = np.zeros(2, KEYED_SCHEMA.item)
     packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
     assert all_items(packing, []) == b""
@@ -129,7 +129,7 @@ def test_no_runs_have_no_items() -> None:
 
 @given(anything(), st.data())
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
-    """No CRC32 can be trusted against intent: whatever the bytes are, there is an error of ours, or items."""
+    """A CRC32 does not stop an attacker. Any bytes raise one of our errors, or return items."""
     packing, items = packed
     whole = bytearray(pack(packing, items))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -151,7 +151,7 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
     with using(None):
         assert all_items(packing, runs) == found
     asked = packing.ranks_of(np.array([0, 5, own], np.int32))
-    # NumPy and loops refuse the same runs, and those that are opened one by one, also where no key of them is asked for
+    # NumPy, the core and reads of single runs refuse the same runs, even if no key of the run is wanted
     for ranks in (asked, asked[:0], packing.ranks_of(np.array([77], np.int32))):
         expected = one_by_one(packing, runs[::-1], ranks)
         try:
@@ -164,13 +164,13 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
 
 @pytest.mark.parametrize("marks", [0b0101, 0b1111, 0b1010, 0b10001, 0b1], ids=bin)
 def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
-    """Of four items, the first of two keys are to be marked: the second of them at any place."""
+    """The packed form of four items marks the first item of each of two keys. Here the second mark is anywhere."""
     items = np.zeros(4, KEYED_SCHEMA.item)
     items["key_hash"] = [3, 3, 5, 5]
     items["offset"] = range(4)
     packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
     data = bytearray(pack(packing, items))
-    # behind them only four offsets of two bits
+    # after the marks come only four offsets of two bits
     assert data[-2] == 0b0101
     data[-2] = marks
     if marks != 0b0101:
@@ -182,13 +182,13 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
         else:
             with pytest.raises(CorruptFile, match="differs from the 2 of its header"):
                 unpack(packing, data, 4, key_hash)
-            # nothing, where the run has no such key, would be a proof that it has none
+            # an empty answer would claim that the run lacks the key
             with pytest.raises(CorruptFile, match="differs from the 2 of its header"):
                 asked_of(packing, [(data, 4)], packing.ranks_of(np.array([key_hash], np.int32)))
 
 
 def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
-    """Return what NumPy finds in a run, or why not."""
+    """Return the items that NumPy finds in a run, or the text of its error."""
     with using(None):
         try:
             return unpack(packing, data, count, key_hash).tobytes()
@@ -197,8 +197,9 @@ def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) ->
 
 
 def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[bytes, list[int]] | str | None:
-    """Return what is found in runs that are opened one by one, or what is wrong with the first that can't be; None
-    where a rank is of no hash, as only intent makes one: its bytes are those of another hash.
+    """Return the items of runs that are read one by one, or the first error's text.
+
+    Return None if a stored hash has no rank: only an attacker makes such bytes, which are those of another hash.
     """
     parts = []
     with using(None):
@@ -214,7 +215,7 @@ def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> t
 
 
 def all_items(packing: Packing, runs: list[tuple[bytes, int]]) -> bytes | str:
-    """Return the items of several runs, or why there are none."""
+    """Return the items of several runs, or the text of the error."""
     pieces, counts = [data for data, _ in runs], np.array([count for _, count in runs], int)
     try:
         return packing.unpack(pieces, counts, "f")[0].tobytes()
@@ -230,7 +231,7 @@ def test_a_line_goes_through_the_last_of_equal_offsets() -> None:
 
 
 def log_like(count: int, per_key: int) -> Any:
-    """Entries of a day's log as a broker writes it, in a table's order."""
+    """Return entries of a day's log as a broker writes it, in a table's order."""
     rng = np.random.default_rng(7)
     items = np.zeros(count, KEYED_SCHEMA.item)
     key = rng.permutation(count) // per_key
@@ -256,7 +257,7 @@ def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
 
 
 def test_the_bytes_do_not_change() -> None:
-    """What is stored for years is read for years: a change of these bytes is a new format version."""
+    """Stored files stay readable for years, so a change of these bytes needs a new format version."""
     items = log_like(2_000, 3)
     data = pack(Packing(KEYED_SCHEMA, 1_000_000, TimeLine(10**12, 13, tuple(range(0, 86_000, 300)))), items)
     assert (len(data), zlib.crc32(data)) == (17_555, 1_193_096_913)

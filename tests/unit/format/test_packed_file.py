@@ -1,4 +1,4 @@
-"""Compacted files of preset native whose runs are packed: the items of plain ones, and every damage is named."""
+"""Compacted files of preset native with packed runs have the items of plain files, and `verify` names every damage."""
 
 import struct
 import zlib
@@ -22,7 +22,7 @@ NATIVES = [kind for kind in sorted(LAYOUTS) if not LAYOUTS[kind][0].newest_first
 
 
 def items_of(data):
-    """Return the items of a file, by its directory."""
+    """Return the items of a file, read by its directory."""
     trailer = parse_trailer(data, "file", len(data))
     runs = trailer.directory.all_runs()
     pieces = [data[run.offset : run.offset + run.length] for run in runs]
@@ -36,7 +36,7 @@ def items_of(data):
 def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kind, chunk, group_bytes):
     layout = Layout(*LAYOUTS[kind], slots, count + 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", chunk)  # pieces that end anywhere
+        patch.setattr(module, "CHUNK", chunk)  # chunks end anywhere
         patch.setattr(module, "GROUP_BYTES", group_bytes)
         patch.setattr(module, "BLOCK_BYTES", 20 * group_bytes)
         data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct, spread_s=spread_s, packed=True)
@@ -66,7 +66,7 @@ def test_groups_and_blocks_are_those_of_the_plain_file(make):
 
 
 def test_values_at_their_bounds(make):
-    """Widest columns, and the hash that is taken as 0 and stored as it is."""
+    """Columns have their greatest width. The negative hash counts as 0 and is stored unchanged."""
     layout = Layout(NATIVE, NATIVE.schema, 3, 10)
     begin_ms = 2**31 * 1000
     columns = dict.fromkeys(("topic_id", "queue_id", "size"), np.array([-(2**31), 2**31 - 1, 0, 1]))
@@ -81,13 +81,13 @@ def test_values_at_their_bounds(make):
 
 
 def repacked(data, change):
-    """Return the file with changed items, of one run, all checksums right again."""
+    """Return the one-run file with changed items. All its checksums are right."""
     trailer = parse_trailer(data, "file", len(data))
     items = items_of(data)
     change(items)
     body = b"".join([data[:HEADER_SIZE], *trailer.metadata.packing.pack(items, [len(items)])])
     longer = len(body) - trailer.tail.position
-    assert longer == 0  # else directory and tail would be others
+    assert longer == 0  # another length would move directory and tail
     return rebuilt(data, body=body)
 
 

@@ -1,4 +1,4 @@
-"""Shards are written in one pass; what a shard holds is found by its directory, in order, in every geometry."""
+"""A writer makes a shard in one pass. In every geometry the directory finds the shard's items, in order."""
 
 import struct
 
@@ -34,7 +34,7 @@ def make_items(count, hashes=2**31, seed=1):
 
 
 def write(items, slots, step, slot_range=None, *, packed=False):
-    """Return (file, writer) of the items, added in pieces of about `step` that end where slots end."""
+    """Add the items in pieces of about `step` that end where slots end. Return (file, writer)."""
     layout, line = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100), TimeLine.through(items) if packed else None
     times = BEGIN_MS, BEGIN_MS + 86_399_000
     writer = ShardWriter(layout, slots, slot_range or (0, slots.slots), *times, len(items), line)
@@ -190,5 +190,5 @@ def test_answer_order_is_that_of_the_columns(slots, oldest, runs):
     ranks = hash_rank(items["key_hash"].astype(np.int32), slots.base)
     columns = [~items["offset"].astype(np.int64), -seconds, ranks]
     named = [items[name].astype(np.int64) for name in (*reversed(KEYED_SCHEMA.identity_extra), "queue_id")]
-    # stable: of equal entries the first one comes first
+    # the sort is stable: of equal entries the first one comes first
     assert order.tolist() == np.lexsort([*named, *columns]).tolist()

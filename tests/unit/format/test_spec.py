@@ -1,4 +1,4 @@
-"""SPEC.md can't rot: its tables, test vectors and hexdumps are made again by the code, and its bytes are read back.
+"""The code makes the tables, test vectors and hexdumps of SPEC.md again, and reads its bytes.
 
 Run this file as a program to rewrite the generated parts of SPEC.md after a deliberate change of the format.
 """
@@ -58,7 +58,7 @@ VECTORS = [
 
 
 def written(*, packed=False):
-    """The example's table, entries and compacted bytes."""
+    """Return the example's table, entries and compacted bytes."""
     topics = ["orders", "payments"]
     hashes, fingerprints = hash_batch(
         topics, np.array([topics.index(row[0]) for row in ROWS]), code_units([row[1] for row in ROWS])
@@ -96,7 +96,7 @@ def journal_records(entries):
 
 
 def sized(text):
-    """Return sizes and names of parts, which are written as "4 name | 8 another"."""
+    """Return sizes and names of parts that are written as "4 name | 8 another"."""
     return [(int(size), name) for size, name in (part.split(" ", 1) for part in text.split(" | "))]
 
 
@@ -105,7 +105,7 @@ ITEM_PARTS = sized("4 key_hash | 4 topic_id | 4 queue_id | 8 offset | 4 size | 4
 
 
 def dump(data, parts, start=0):
-    """Hexdump with one line a part, 16 bytes a line at most; the note stands beside a part's first line."""
+    """Return a hexdump with at most 16 bytes of one part per line. A part's first line has its note."""
     text, at = [], start
     for length, note in parts:
         for row in range(at, at + length, 16):
@@ -145,7 +145,7 @@ def compacted_dump():
 
 
 def packed_dump():
-    """The example's items as a packed file."""
+    """Return the hexdump of the example's items as a packed file."""
     _, _, data = written(packed=True)
     columns = sized("8 hash | 4 topic_id | 4 fingerprint | 4 queue_id | 4 size | 8 offset | 8 time less the line")
     parts, bits, at = [*HEADER_PARTS, (1, "run: kind"), (4, "keys")], [], 28 + 5
@@ -200,7 +200,7 @@ def shown(text):
 
 
 def filter_table():
-    """One key with a fingerprint, one without, and the hash that RocketMQ leaves negative."""
+    """Return the table of filters. It has a key with a fingerprint, one without, and RocketMQ's negative hash."""
     rows = ["| key hash | fingerprint | mixed x | block | bits of words 0 to 7 |", "|---:|---|---|---:|---|"]
     for hashed, second in (
         (key_hash("orders", "A-1"), fingerprint("orders", "A-1")),
@@ -231,7 +231,7 @@ def fenced(text):
 
 
 def slot_examples():
-    """Slots of a few hashes under an index's base slots, made finer and coarser."""
+    """Return the slots of a few hashes under an index's base slots, split and joined."""
     maps = [SlotMap(1000), SlotMap(1000, split=3), SlotMap(1000, join=8)]
     lines = ["| key hash | b | q | base 1000 | split 3 | join 8 | rank |", "|---:|---:|---:|---:|---:|---:|---:|"]
     for hash_ in (0, 999, 1000, 772426503, 1_537_763_719, 2**31 - 1):
@@ -259,7 +259,7 @@ def blocks():
 
 
 def bytes_in(name):
-    """The bytes of one of SPEC.md's hexdumps."""
+    """Return the bytes of one of SPEC.md's hexdumps."""
     lines = blocks()[name].splitlines()[1:-1]
     data = b""
     for line in lines:
@@ -309,7 +309,7 @@ def test_sections_are_the_ones_that_the_code_cites():
 
 
 def test_a_shard_is_what_its_section_says():
-    """Its metadata's further fields, its header, and its checksum by plain integers."""
+    """The section has the metadata's further fields, the header, and the checksum (here in plain integers)."""
     items = np.zeros(3, NATIVE.schema.item)
     items["key_hash"], items["offset"] = [4, 5, 2005], [9, 2**40, 1]
     items["fingerprint"], items["time_diff_s"] = [1, 2**32 - 1, 3], [0, 7, 5]
@@ -337,7 +337,7 @@ def test_a_shard_is_what_its_section_says():
 
 
 def test_the_printed_packed_file_is_proven_and_read_by_its_section():
-    """What section 11 says is enough for a second reader to have the items of the plain file."""
+    """By section 11 alone, a second reader gets the items of the plain file."""
     data = bytes_in("packed")
     assert verify_compacted(lambda position, length: data[position : position + length], len(data), "SPEC.md") == []
     plain = bytes_in("compacted")

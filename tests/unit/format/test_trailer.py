@@ -1,6 +1,4 @@
-"""Damage of a compacted file's trailer: every cut and every flipped bit is noticed, later versions are refused by
-name.
-"""
+"""A reader notices every cut and every flipped bit of a compacted file's trailer, and names later versions."""
 
 import dataclasses
 import json
@@ -18,7 +16,7 @@ from tiered_index.format.trailer import TAIL_SIZE, Directory, Tail, parse_traile
 
 
 def read_through_trailer(data):
-    """Read a whole file as a careful reader does; returns its parts, each of which passed its CRC."""
+    """Read a whole file and check the CRC32 of each part. Return the parts."""
     trailer = parse_trailer(data, "file", len(data))
     runs = []
     for run in trailer.directory.all_runs():
@@ -40,7 +38,7 @@ def test_round_trip(small):
     assert json.loads(meta.encode())["order"] == "answer"
     assert Tail.decode(small, "file", len(small)) == trailer.tail
     assert trailer.tail.file_size == len(small)
-    # directory, metadata and tail are one contiguous range: a reader that knows its start needs nothing else
+    # directory, metadata and tail are one contiguous range, so a reader needs only its start
     assert parse_trailer(small[trailer.tail.directory_position :], "file", len(small)).metadata == meta
     assert verify(small) == []
 
@@ -62,14 +60,14 @@ def test_truncated_at_every_byte(either):
         with pytest.raises(CorruptFile):
             parse_trailer(cut, "file", length)
         with pytest.raises(CorruptFile):
-            # the size is known from elsewhere, the bytes are short
+            # the reader knows the size from elsewhere, and the bytes are too few
             parse_trailer(cut[-length // 2 :] if length else cut, "file", len(either))
         assert parts(verify(cut)) <= {"file", "tail", "directory", "metadata"}
         assert verify(cut)
 
 
 def test_every_flipped_bit_is_noticed(either):
-    """Reading through the trailer gives a typed error or provably unaffected parts; verify finds every one of them."""
+    """A read through the trailer raises a typed error or returns unaffected parts. `verify` finds every flipped bit."""
     sound = read_through_trailer(either)
     trailer = parse_trailer(either, "file", len(either))
     # a packed file has no slot table
@@ -88,7 +86,7 @@ def test_every_flipped_bit_is_noticed(either):
             try:
                 assert read_through_trailer(damaged) == sound
                 unaffected += 1
-                # no lookup through the directory reads header, slot table and filter; verify does
+                # Lookups do not read header, slot table and filter. `verify` does.
                 assert at in unread
             except CorruptFile:
                 assert at not in unread
@@ -109,7 +107,7 @@ def test_future_versions_are_refused_by_name(small):
 
 
 def test_unknown_order_is_refused_by_name(small):
-    """A reader relies on the order within slots, so a file that declares another one isn't read on a guess."""
+    """A reader relies on the order within slots, so it refuses a file with an unknown order."""
     meta = parse_trailer(small, "file", len(small)).metadata
     with pytest.raises(UnsupportedVersion, match="'newest_first'"):
         Metadata.decode(meta.encode().replace(b'"order":"answer"', b'"order":"newest_first"'), "file")

@@ -1,4 +1,4 @@
-"""Head insertion in batches against a chain builder that takes one entry at a time."""
+"""Batches of head insertions equal a reference that inserts one entry at a time."""
 
 import struct
 from itertools import pairwise
@@ -23,7 +23,7 @@ rows = st.lists(
 
 
 class NaiveFile:
-    """RocketMQ's putKey, one entry at a time."""
+    """Insert entries one at a time, like RocketMQ's `putKey`."""
 
     def __init__(self, slots):
         self.heads = [0] * slots
@@ -48,7 +48,7 @@ def columns(count):
 
 
 def walked(image, table, hashes, wanted, limit):
-    """Return (entry, lookup) pairs of chains that are walked, in order of entry; None as `walk_chains`."""
+    """Walk chains one by one. Return (entry, lookup) pairs in order of entry, or None as `walk_chains` does."""
     asked = np.array(hashes, np.int32), np.array(wanted, np.int64)
     found = walk_chains(image, table.layout, table.heads, *asked, limit)
     return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
@@ -155,7 +155,7 @@ def test_chains_of_many_are_walked_as_one_by_one():
     for wanted in ([0, 1, 2, 3, 4, 5], [3], [2, 5], []):
         expected = [(1 + n, lookup) for lookup in wanted for n in range(40) if stored[n] == hashes[lookup]]
         assert walked(image, table, hashes, wanted, 24) == sorted(expected)
-    # of hash 1 modulo 3 there are 24
+    # 24 entries have the hash 1 modulo 3
     assert walked(image, table, hashes, [3], 23) is None
     assert walked(image, table, hashes, [0], 8) is not None
     for wrong in (20, 39, 40, 41, 42, 2**31 - 1, -1):

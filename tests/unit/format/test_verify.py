@@ -1,4 +1,4 @@
-"""Files whose checksums are all right and whose content is not: every kind of defect is named by `verify_compacted`."""
+"""`verify_compacted` names every kind of defect in files whose checksums are right but whose content is wrong."""
 
 import dataclasses
 import struct
@@ -16,7 +16,7 @@ from tiered_index.format.verify import verify_compacted
 
 @pytest.fixture(scope="module")
 def giant(make):
-    """One slot of two blocks and a bit, then a small one."""
+    """A slot of two blocks and a part of a third, then a small slot."""
     layout = Layout(NATIVE, NATIVE.schema, 2, 30_001)
     rng = np.random.default_rng(3)
     hashes = np.concatenate([np.full(20_000, 4), np.full(10, 7)]).astype(np.int32)
@@ -25,7 +25,7 @@ def giant(make):
 
 
 def rebuilt(data, *, body=None, metadata=None, more=None, directory=None, filter_bytes=None):
-    """Return the file or shard with a changed body or trailer, all checksums right again: only its content is wrong."""
+    """Return the file or shard with a changed body or trailer. All checksums match it, so only its content is wrong."""
     trailer = parse_trailer(data, "file", len(data))
     body = data[: trailer.tail.position] if body is None else bytes(body)
     groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
@@ -53,7 +53,7 @@ def items_position(trailer):
 
 
 def changed(data, change):
-    """Return the bytes before the trailer with items as `change` has changed them."""
+    """Return the bytes before the trailer after `change` has edited the items."""
     trailer = parse_trailer(data, "file", len(data))
     body = bytearray(data[: trailer.tail.position])
     change(np.frombuffer(memoryview(body)[items_position(trailer) :], trailer.metadata.layout.schema.item))
@@ -102,7 +102,7 @@ def test_items_out_of_order(small):
 
 
 def test_order_across_blocks(giant):
-    """A block whose first item is newer than the last one of the block before."""
+    """The first item of a block is newer than the last item of the block before."""
     trailer = parse_trailer(giant, "file", len(giant))
     second = int(trailer.directory.blocks["count"][0])
     newer = int(items_in(giant)["time_diff_s"][second]) + 5_000
@@ -132,7 +132,7 @@ def test_interval(small, change):
 
 def test_topic_without_name(small):
     assert parts(verify(rebuilt(small, metadata={"topics": ((1, "orders"),)}))) == {"topic"}
-    # a file without any topic table is not narrowed by topic
+    # a topic does not narrow a lookup in a file without a topic table
     assert verify(rebuilt(small, metadata={"topics": ()})) == []
 
 
@@ -154,9 +154,7 @@ def test_unknown_magic(small):
 
 
 def test_counts(small):
-    """A count that contradicts geometry and position is a contradiction of the metadata; nothing further is
-    believed.
-    """
+    """A count that contradicts geometry and position is a finding about the metadata, and ends the checks."""
     findings = verify(rebuilt(small, metadata={"count": 13}))
     assert parts(findings) == {"metadata"}
     assert parts(verify(rebuilt(small, metadata={"slots_in_use": 1}))) == {"header", "slots"}
@@ -182,7 +180,7 @@ def test_directory_does_not_cover(small, giant):
         assert spoiled(small, 0, name, 0, delta) == {"directory"}, name
     for name, delta in (("first_block", 1), ("blocks", -1), ("blocks", 1)):
         assert spoiled(giant, 0, name, 0, delta) == {"directory"}, name
-    # blocks that no group names
+    # no group names these blocks
     assert parts(verify(rebuilt(giant, directory=lambda groups, blocks: groups["blocks"].fill(0)))) == {"directory"}
     for name, delta in (("offset", 32), ("length", -32), ("count", -1)):
         assert spoiled(giant, 1, name, 1, delta) == {"directory"}, name
@@ -205,7 +203,7 @@ def test_short_reads_are_findings(small):
 
 
 def test_rocketmq_order_is_not_judged_by_time(make):
-    """Newest insertion first says nothing about times; what can be checked is."""
+    """The order "newest insertion first" says nothing about times. `verify` checks only that order's own rules."""
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
     data, _ = make.file(layout, 12, distinct_hashes=4)
     assert verify(data) == []
@@ -215,7 +213,7 @@ def test_rocketmq_order_is_not_judged_by_time(make):
 
 @pytest.mark.parametrize("column", ["key_hash", "fingerprint"])
 def test_items_that_the_filter_denies(small, column):
-    """Every item must be in the filter; all that are not make one finding, at the first of them."""
+    """The filter must have every item. All missing items make one finding, at the first of them."""
     wrong = int(items_in(small)[column][3]) ^ 1 << 20
     findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
     told = ("1 items are excluded by the filter", SMALL.items_position + 3 * 32)
@@ -226,7 +224,7 @@ def test_items_that_the_filter_denies(small, column):
 
 
 def test_every_bit_of_the_filter_counts(make):
-    """With one bit less, in whichever block, a filter denies an item."""
+    """If one bit of any block is cleared, the filter excludes an item."""
     data, _ = make.file(Layout(NATIVE, NATIVE.schema, 50, 500), 400)
     tail = parse_trailer(data, "file", len(data)).tail
     held = data[tail.position : tail.directory_position]
@@ -234,7 +232,7 @@ def test_every_bit_of_the_filter_counts(make):
     words = np.frombuffer(held, "<u4")
     for at in (0, len(words) // 2, len(words) - 1):
         less = words.copy()
-        less[at] &= less[at] - np.uint32(1)  # its lowest bit
+        less[at] &= less[at] - np.uint32(1)  # the number's lowest bit
         assert parts(verify(rebuilt(data, filter_bytes=less.tobytes()))) == {"filter"}
 
 

@@ -1,6 +1,4 @@
-"""Shards whose checksums are right and whose content is not, and shards with spoiled bytes: `verify_shard` names every
-kind of defect.
-"""
+"""`verify_shard` names every kind of defect: damaged bytes, and wrong content with right checksums."""
 
 from typing import Any
 
@@ -28,7 +26,7 @@ SIZE = KEYED_SCHEMA.item.itemsize
 def write(
     items: Items, slots: SlotMap, preset: str = "native", more: dict[str, Any] | None = None, *, packed: bool = False
 ) -> bytes:
-    """Return the shard of `items`, which stand as they are."""
+    """Return the shard of `items` in the given order."""
     layout = Layout(PRESETS[preset], PRESETS[preset].schema, slots.base, 100)
     line = TimeLine.through(items) if packed else None
     times = BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1
@@ -59,7 +57,7 @@ def small() -> bytes:
 
 @pytest.fixture(scope="module")
 def giant() -> bytes:
-    """A slot of three blocks between small ones."""
+    """A slot of three blocks between small slots."""
     return write(make_items(3000, SLOTS, hot=20_000), SLOTS)
 
 
@@ -83,7 +81,7 @@ def test_sound_shards_pass(slots: SlotMap, preset: str, packed: bool) -> None:
     for count, hot in ((1, 0), (2000, 0), (500, 20_000)):
         data = write(make_items(count, slots, hot, PRESETS[preset].schema), slots, preset, packed=packed)
         assert verify(data) == []
-        # whatever the preset's files do
+        # shards have this order even if the preset's files have another
         assert b'"order":"answer"' in data
 
 
@@ -130,7 +128,7 @@ def test_items_out_of_order_and_another_sum(small: bytes) -> None:
 
 
 def test_order_across_blocks(giant: bytes) -> None:
-    """The first item of a block is newer than the last one of the block before."""
+    """The first item of a block is newer than the last item of the block before."""
     trailer = parse_trailer(giant, "f", len(giant))
     row = (int(trailer.directory.blocks[1]["offset"]) - 28) // SIZE
     newest = int(items_in(giant)["time_diff_s"].max())
@@ -168,7 +166,7 @@ def test_a_header_that_contradicts_the_trailer(small: bytes) -> None:
 
 
 def spoiled(data: bytes, table: int, name: str, change: int, row: int = 1) -> set[str]:
-    """Return what is found where a number of the groups (0) or blocks (1) is another."""
+    """Return the parts with findings after a change of one number of the groups (0) or blocks (1)."""
 
     def change_it(*tables: Items) -> None:
         tables[table][name][row] += change

@@ -1,4 +1,4 @@
-"""Limits of a `Usage`: no call gets past one, and a refused call was never sent nor counted."""
+"""No call exceeds the limits of a `Usage`. A refused call is neither sent nor counted."""
 
 import contextvars
 import threading
@@ -19,7 +19,7 @@ THREADS = 32
 
 
 class Sent(WrapperStorage):
-    """Counts what reaches the backend; with `gate` set, every call waits until it opens."""
+    """Count the calls that reach the backend. If `gate` is set, every call waits until it opens."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStorage())
@@ -56,7 +56,7 @@ def test_what_would_pass_max_requests_is_neither_sent_nor_counted(sent: Sent, me
         for refused in (lambda: metered.get("a"), lambda: list(metered.list()), lambda: metered.put("b", b"x")):
             with pytest.raises(BudgetExceeded, match="max_requests=3"):
                 refused()
-        assert metered.get_range("a", 0, 0) == b""  # no request at all
+        assert metered.get_range("a", 0, 0) == b""  # this sends no request
     assert sent.requests == 3
     for counted in (usage, outer, inner, metered.total):
         assert counted.requests_by_kind == {"get_range": 2, "head": 1}
@@ -70,7 +70,7 @@ def test_what_would_pass_max_bytes_is_neither_sent_nor_counted(sent: Sent, meter
             with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .*41 bytes after 60"):
                 refused()
         metered.get_suffix("a", 40)
-        metered.head("a")  # reads no object
+        metered.head("a")  # this reads no object
         with pytest.raises(BudgetExceeded, match="max_bytes=100"):
             metered.get_range("a", 0, 1)
     assert (sent.requests, usage.requests, usage.bytes_read) == (3, 3, 100)
@@ -153,7 +153,7 @@ def test_one_limit_holds_over_several_storages() -> None:
 
 
 class Yielding(Usage):
-    """Lets other threads run between admitting a call and counting it, so that a step that isn't atomic shows."""
+    """Let other threads run between the admission and the count of a call, so that a step that isn't atomic fails."""
 
     def _admit(self, call: Call) -> None:
         super()._admit(call)
@@ -173,7 +173,8 @@ def test_many_threads_never_get_more_than_the_limit(
 
     def work(worker: int) -> int:
         done = 0
-        order = (first, second) if worker % 2 else (second, first)  # no order of locks may stop the others
+        # threads take the locks in both orders, to provoke a deadlock
+        order = (first, second) if worker % 2 else (second, first)
         with metered.measure(order[0]), metered.measure(order[1]):
             barrier.wait(30)
             for _ in range(20):

@@ -1,4 +1,4 @@
-"""The deadline of a context, and retries that keep to it."""
+"""A context can have a deadline. Retries keep to it."""
 
 import contextlib
 import contextvars
@@ -71,7 +71,7 @@ def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
     action = Failing()
     with deadline_at(time.monotonic() + 4.9), pytest.raises(BudgetExceeded, match=r"timeout_s .*fault 3") as caught:
         loop.run("reading", "", action)
-    assert waits == [2.0, 4.0]  # the next would be 5 s
+    assert waits == [2.0, 4.0]  # the next wait would be 5 s
     assert action.attempts == 3
     assert isinstance(caught.value.__cause__, PassingFault)
 
@@ -81,7 +81,7 @@ def client_error(status: int) -> ClientError:
 
 
 class Body:
-    """What an attempt sends."""
+    """The argument of an attempt."""
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,9 @@ class Body:
 )
 @pytest.mark.parametrize("failures", [1, 9])
 def test_what_an_attempt_sends_is_let_go_of_at_once(failures: int, make: Callable[[], Exception]) -> None:
-    """Errors, their traces and the loop's frame must not keep each other, and so a file's mapping, until the next
-    garbage collection.
+    """Errors, their traces and the loop's frame keep no references to each other.
+
+    Otherwise they would keep a file's mapping until the next garbage collection.
     """
     loop = RetryLoop("s3://bucket", 3, 3, 0.0, sleep=lambda _: None, errors=REQUEST_ERRORS, translate=translate)
     left = [failures]

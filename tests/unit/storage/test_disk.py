@@ -1,4 +1,4 @@
-"""The real disk asks the system for what its methods promise; every other test stands on a fake one."""
+"""Each method of the real disk makes the system calls that it promises. Every other test uses a fake disk."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_reserved_space_is_really_taken(tmp_path: Path) -> None:
     status = os.fstat(descriptor)
     disk.close(descriptor)
     assert status.st_size == 1 << 20
-    assert status.st_blocks * 512 >= 1 << 20  # st_blocks counts in units of 512 bytes on every file system
+    assert status.st_blocks * 512 >= 1 << 20  # `st_blocks` counts units of 512 bytes on every file system
 
 
 def test_a_file_that_is_there_is_not_created_anew(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names to paths and back, and the order of a walk."""
+"""Names become paths and back. A walk has the order of names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""URIs: what opens, and what each mistake is told."""
+"""Valid URIs open a storage. Wrong ones raise an error that names the mistake."""
 
 from pathlib import Path
 
@@ -190,7 +190,7 @@ class Toy(MemoryStorage):
 
 @pytest.fixture
 def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with storages of its own, as an installer leaves it."""
+    """A package with its own storages, as an installer leaves it."""
     (tmp_path / "toy_storages.py").write_text(TOY)
     (tmp_path / "toy_storages-1.dist-info").mkdir()
     (tmp_path / "toy_storages-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")

@@ -1,4 +1,4 @@
-"""The probe of put-if-absent sees through a server that does not keep it."""
+"""The probe of put-if-absent detects a server that ignores the condition."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counting, pricing, delaying, prefixing."""
+"""Wrappers count, price and delay calls, or prefix names."""
 
 import contextvars
 import threading
@@ -71,7 +71,7 @@ def test_costs_have_no_errors_of_additions() -> None:
 
 
 class Telling(MemoryStorage):
-    """Tells of each request of a listing, as an object store's client does: none follows a page that was the last."""
+    """Report each request of a listing, as a client of an object store does. No request follows the last page."""
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         found = sorted(super().list(prefix, start_after=start_after), key=lambda info: info.name)
@@ -137,7 +137,7 @@ def test_lookups_at_the_same_time_are_measured_apart() -> None:
                 metered.head("a")
                 for task in tasks:
                     task.result()
-            metered.get("a")  # after the scope: counts to nobody but the total
+            metered.get("a")  # this call is after the scope, so only the total counts it
             return usage
 
         with ThreadPoolExecutor(4) as lookups:

@@ -1,6 +1,4 @@
-"""Large files written beside the making of their pieces: the same bytes, every error told, nothing written after the
-end.
-"""
+"""A thread writes a large file while its pieces are made. It writes the same bytes, raises every error, then stops."""
 
 import errno
 import threading
@@ -77,7 +75,7 @@ def test_few_pieces_wait_and_none_is_written_once_the_end_was_an_error():
         making = threads.submit(make)
         while len(made) < 5:
             assert not making.done()
-        assert len(made) == 5  # one is being written, four wait, and nothing more is made
+        assert len(made) == 5  # one piece is being written and four wait, so no more are made
         assert written == []
         go.set()
         with pytest.raises(OSError, match="broken"):
