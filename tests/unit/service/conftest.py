@@ -1,4 +1,4 @@
-"""An index on a memory storage and a disk that syncs nothing."""
+"""An index on a memory storage, and a disk that syncs nothing."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def faulty(storage):
 
 @pytest.fixture
 def open_index(tmp_path, clock, storage):
-    """Open an index at `root` (a name) with small geometry; all are let go of at the end."""
+    """Return a function that opens an index at `root` (a name) with small geometry. At the end all are abandoned."""
     opened = []
     numbers = itertools.count()
 
@@ -55,7 +55,7 @@ def index(open_index):
 
 @pytest.fixture
 def merging(tmp_path):
-    """Return a function that makes a `Merging` of such settings, in a folder of its own; all are closed at the end."""
+    """Return a function that makes a `Merging` of such settings, in its own folder. At the end all are closed."""
     made = []
 
     def make(storage=None, **given):

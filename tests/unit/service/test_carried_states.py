@@ -1,4 +1,4 @@
-"""States that carry over the lookups of the state before, and catalogs that look at changed files alone."""
+"""A log state carries over the lookup tables of the state before. A catalog examines only changed files."""
 
 import random
 from dataclasses import replace
@@ -41,7 +41,7 @@ def look(state):
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_state_carries_over_is_what_it_would_find(seed):
     chance = random.Random(seed)
-    # 200 shards and files; some of them are of one file
+    # 200 shards and files, and some files have a second object
     stock = list(synthetic_objects(200, LAYOUT.slots))
     stock += [replace(one, name=f"{one.name}x", sequence=1) for one in chance.sample(stock, 3 * (seed % 2))]
     chance.shuffle(stock)

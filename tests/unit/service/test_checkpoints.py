@@ -1,5 +1,5 @@
-"""Checkpoints of the storage's log: what opening costs, when they are written, which are kept, and who may be in the
-middle of what.
+"""Checkpoints of the storage's log: the cost of an opening, the times of writing, the kept ones, and races
+with sweeps.
 """
 
 import json
@@ -53,7 +53,7 @@ def a_log(storage, objects=0, at_once=1):
 
 
 def opened(storage):
-    """Return what a fresh reader sees, and its requests."""
+    """Return the log state that a fresh reader sees, and its requests."""
     metered = MeteredStorage(storage)
     return StorageLog(metered, ManualClock()).open(), metered.total.requests_by_kind
 
@@ -67,7 +67,7 @@ def named(state):
     return checkpoint_name(state.number, state.digest)
 
 
-# What opening costs
+# the cost of an opening
 
 
 @pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (100, 10), (2_001, 500)])
@@ -105,12 +105,12 @@ def test_each_record_without_its_checkpoint_costs_one_request_more(lost):
     state, requests = opened(storage.inner)
     assert state == log.state
     assert requests == {"list": 2, "get": 1 + lost}
-    publish(log, EPOCH, (an_object(3000),))  # makes up for it
+    publish(log, EPOCH, (an_object(3000),))  # this checkpoint replaces the missing ones
     assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
 
 
 def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
-    """The first record that isn't there need not be the log's end; nobody may fill the hole."""
+    """The first missing record need not be the log's end, so nobody may write a record in its place."""
     storage = MemoryStorage()
     log = a_log(storage, objects=2)
     reader, job = StorageLog(storage, ManualClock()), StorageLog(storage, ManualClock())
@@ -142,7 +142,7 @@ def test_what_was_read_before_a_budget_was_spent_is_not_read_again():
         assert reader.refresh() == log.state
 
 
-# When they are written
+# the times of writing
 
 
 def test_every_kind_of_record_counts():
@@ -163,7 +163,7 @@ def test_every_kind_of_record_counts():
 
 @pytest.fixture
 def large(monkeypatch):
-    """Take states of more than some objects for large ones: their checkpoints have rows, and changes."""
+    """Count states of more than five objects as large: their checkpoints have rows, and changes."""
     monkeypatch.setattr(state_module, "MOST_DOCUMENTS", 5)
     monkeypatch.setattr(log_module, "_WHOLE_BYTES", 5000)
     monkeypatch.setattr(state_module, "_MOST_RECORDS", 20)
@@ -190,7 +190,7 @@ def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_reques
             assert size_bytes < whole / 7
         assert len(stored_checkpoints(metered.inner)) < 12
     assert kinds.count(False) == 60 // 20
-    for _ in range(2):  # the next writers go on with the same whole one
+    for _ in range(2):  # the next writers continue with the same whole checkpoint
         log = open_log(metered)
         publish(log, EPOCH, (an_object(5000 + log.state.number),))
         assert base_of(max(info.name for info in metered.inner.list("checkpoint/")))
@@ -293,14 +293,14 @@ def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
     for n in range(40, 60):
         publish(log, EPOCH, (an_object(n),))
     assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
-    # what a lost answer left behind is swept by the next who opens the log
+    # the next process that opens the log deletes checkpoints of puts whose response was lost
     next_one = open_log(storage)
     for n in range(80, 89):
         publish(next_one, EPOCH, (an_object(n),))
     assert len(stored_checkpoints(storage.inner)) <= 10
 
 
-# Which are kept
+# the kept checkpoints
 
 
 def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
@@ -314,7 +314,7 @@ def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
             assert len(there) < 10
     assert usage.requests_by_kind["put"] == usage.requests_by_kind["put_if_absent"] == 100
     assert usage.requests_by_kind["delete_many"] <= 100 / 8
-    # one of the log before each record, and one for the summary of each 8 objects, none for checkpoints
+    # the log is listed before each record, and once per 8 objects for the summary, but checkpoints are not
     assert usage.requests_by_kind["list"] == 100 + 100 // 8
 
 
@@ -363,11 +363,11 @@ def test_a_fenced_writer_takes_nothing_from_its_successor():
     assert opened(storage) == (new.state, {"list": 2, "get": 1})
 
 
-# Opening while they are swept
+# opening while checkpoints are swept
 
 
 class Meanwhile(WrapperStorage):
-    """Lets others act between the listing of the checkpoints and what follows."""
+    """Let others act between the listing of the checkpoints and the next call."""
 
     def __init__(self, inner, acts):
         super().__init__(inner)
@@ -408,12 +408,12 @@ def test_records_that_arrive_between_the_two_listings_are_read():
     assert opened(racing) == (log.state, {"list": 2, "get": 2})
 
 
-# What they hold
+# the content
 
 
 @st.composite
 def logs(draw):
-    """Records as a writer may append them, and by plain dicts what exists after each."""
+    """Draw records that a writer may append. Return them, and plain dicts of the content after each."""
     objects, segments, positions, epoch = {}, {}, {}, 0
     records, expected = [LogRecord(1, "create", 0, "x", 0, genesis=GENESIS)], [([], [], {}, 0)]
     for number in range(2, draw(st.integers(2, 14))):
@@ -424,7 +424,7 @@ def logs(draw):
         again = {s.name: s for s in (segments[name] for name in sorted(gone & segments.keys())[:1])}
         at = draw(st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)))
         adds, removes = tuple(fresh.values()), tuple(sorted(gone))
-        segs = tuple((archived | again).values())  # one that goes may come back at its place in the same record
+        segs = tuple((archived | again).values())  # a record may remove a segment and add it again
         kind = draw(st.sampled_from(["publish", "new"]))
         records.append(LogRecord(number, kind, epoch, "x", 0, adds, removes, at, None, segs))
         objects = {name: o for name, o in objects.items() if name not in gone} | fresh
@@ -446,7 +446,7 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
     assert LogState().replayed(pairs) == states[-1]
     assert states[min(cut, len(records))].replayed(pairs[cut:]) == states[-1]
     assert states[-1].replayed([]) is states[-1]
-    # a fold leaves the state that it began with as it was
+    # a replay does not change the state that it began with
     for number, (state, (objects, segments, positions, epoch)) in enumerate(zip(states[1:], expected, strict=True), 1):
         assert (state.number, list(state.objects), list(state.archive)) == (number, objects, segments)
         assert (state.positions, state.epoch, state.genesis) == (positions, epoch, GENESIS)
@@ -464,11 +464,11 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
     assert opened(storage)[0] == states[-1]
 
 
-# A storage that was restored to an earlier state
+# a storage that was restored to an earlier state
 
 
 def restored(storage, clock, last):
-    """Take the log's records behind `last` away, and leave the checkpoints."""
+    """Delete the log's records behind `last`, and keep the checkpoints."""
     storage.delete_many([info.name for info in storage.list("log/") if int(info.name.rpartition("/")[2]) > last])
     clock.advance(10)
 
@@ -520,7 +520,7 @@ def test_checkpoints_of_other_processes_are_swept_by_who_goes_on():
         for number, one in enumerate([job, *[log] * 20]):
             publish(one, EPOCH, (an_object(100 * n + number),))
             assert opened(storage) == (one.state, {"list": 2, "get": 1})
-    # a reader knows all of their records without a request
+    # a reader knows all their records without a request
     assert max(stored_checkpoints(storage)) - min(stored_checkpoints(storage)) < 20
     assert opened(storage) == (log.state, {"list": 2, "get": 1})
 
@@ -583,7 +583,7 @@ def test_a_few_more_files_are_not_compared_with_the_summary(monkeypatch):
     log = a_log(MemoryStorage())
     for n in range(40):
         publish(log, EPOCH, (an_object(n),))
-    # of each eight records one renews it, and the next one compares what it has
+    # one of each eight records renews the summary, and the next one compares its content
     assert 0 < len(compared) <= 2 * (40 // 8) + 2
     compared.clear()
     publish(log, EPOCH, remove=[an_object(0).name])

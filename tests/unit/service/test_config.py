@@ -1,5 +1,6 @@
-"""Settings: where they come from, which source wins, that nothing unknown passes, and one rule for all numbers: finite,
-within a bound that the error names, and usable up to it.
+"""Settings have several sources in a fixed order, and no unknown setting passes.
+
+Each number is finite, has a bound that the error names, and works up to its bound.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def test_a_file_may_not_have_names_of_arguments(toml):
         IndexConfig.load(toml("environment = false\nself = 1"))
 
 
-# as Kubernetes sets them for the Services tiered-index and tiered-index-reader
+# Kubernetes sets these for the Services tiered-index and tiered-index-reader
 LINKS = """
 TIERED_INDEX_SERVICE_HOST=10.0.0.1 TIERED_INDEX_SERVICE_PORT=8080 TIERED_INDEX_SERVICE_PORT_HTTP=8080
 TIERED_INDEX_PORT=tcp://10.0.0.1:8080 TIERED_INDEX_PORT_8080_TCP=tcp://10.0.0.1:8080
@@ -298,7 +299,7 @@ KINDS = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
 PATHS = [(each.name,) for each in fields(IndexConfig) if each.name not in TABLES]
 PATHS += [(table, name) for table, names in TABLES.items() for name in names]
 VALUES = [math.nan, math.inf, -math.inf, 1e300, 10**30, -1, True, "", None]
-# the greatest values; an index of so many slots or items is not for a test
+# The greatest values. An index of so many slots or items is too large for a test.
 PAUSES = "flush_interval_s compact_timeout_s lease_ttl_s lifecycle_interval_s refresh_interval_s"
 SIZES = "buffer_max disk_max local_keep coalesce_gap block_cache directory_cache cache_max"
 GREATEST = {
@@ -318,7 +319,7 @@ GREATEST_IN_TABLES = {
     "prices": {name: 10**9 for name in TABLES["prices"] if name != "as_of"},
     "retention": {"max_bytes": 10**18},
 }
-# ages in tables have units
+# in tables, ages have units
 GREATEST_AGES = dict.fromkeys(("age_s", "segments_age_s", "grace_s"), 253402300799)
 
 
@@ -328,7 +329,7 @@ def kind_of(path):
 
 
 def works(folder, settings):
-    """Open a writer with its threads, and a reader: an entry is flushed, sealed and found by both."""
+    """Open a writer with its threads, and a reader. The writer flushes and seals an entry, and both find it."""
     storage = MemoryStorage()
     given = {"environment": False, "root": folder, "slots": 7, "items": 12, **settings}
     given.pop("storage", None)
@@ -368,7 +369,7 @@ def test_the_greatest_numbers_work_together(tmp_path):
 def test_every_number_has_a_bound(path):
     kinds = {kind_of(path), *get_args(kind_of(path))}
     if not {int, float} & kinds or path in (("slots",), ("items",), ("retention", "topics")):
-        return  # no number; bounded by the size of a file; ages by topic, which are in `test_retention`
+        return  # the path is not a number, the file size bounds it, or `test_retention` has it (ages by topic)
     above: Any
     if path[-1] in GREATEST_AGES:
         above = f"{GREATEST_AGES[path[-1]] + 1}s"

@@ -1,4 +1,7 @@
-"""What was erased is in no answer, wherever it lies; its bytes go, nobody else's do, and the certificate is true."""
+"""An erased entry is in no answer, in any state of its file.
+
+Only its own bytes are removed. The certificate is true.
+"""
 
 import contextlib
 from dataclasses import replace
@@ -44,12 +47,12 @@ def native(merging):
 
 @pytest.fixture
 def stored(tmp_path, merging):
-    """One whose storage has a URI."""
+    """An index whose storage has a URI."""
     return merging(LocalStorage(tmp_path / "storage"))
 
 
 def fill(life, hours=range(12), *, files=4):
-    """Put an entry an hour of two topics and two keys, into files of so many hours."""
+    """Put an entry per hour of two topics and two keys, into files of `files` hours."""
     for hour in hours:
         for topic in TOPICS:
             life.put([(BASE_MS + hour * HOUR_MS, key) for key in KEYS], topic)
@@ -59,7 +62,7 @@ def fill(life, hours=range(12), *, files=4):
 
 
 def wipe(life, topic="orders", *, storage=None, **more):
-    """Erase, and let the model and the writer know; further arguments are of the request or of `erase`."""
+    """Erase, and update the model and the writer. Further arguments belong to the request or to `erase`."""
     asked = {name: more.pop(name) for name in ("keys", "queue_id", "before_ms") if name in more}
     request = EraseRequest(topic, **asked)
     stones = request.tombstones(life.clock.now_ms(), keyed=True)
@@ -170,7 +173,7 @@ def test_objects_of_nothing_else_go_by_the_record_itself(native):
     assert (done.status, done.remaining, done.pending) == ("hidden", (), done.removed)
     assert any("--grace 0" in step for step in done.to_do)
     native.check()
-    # its bytes stay for readers at work, and then go
+    # its bytes stay for running readers, and are deleted later
     assert wipe(native, now=True, grace_s=3600).status == "pending"
     native.clock.advance(2 * DAY_S)
     assert wipe(native, now=True, grace_s=7 * DAY_S).pending == done.removed
@@ -201,7 +204,7 @@ def test_giant_slots_and_cursors(native):
 def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(tmp_path, when):
     made = Merging(tmp_path / "made")
     fill(made, range(2))
-    # of nothing else: it goes with the record
+    # this file has no other entries, so the log record removes it
     made.put([(BASE_MS, "k")], "orders")
     made.publish()
     made.later()
@@ -225,7 +228,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
             life.check()
             life.index._lifecycle.refresh()
             life.check(life.index, [("orders", "k")])
-            # repeated, it goes on where it was interrupted
+            # if the erasure is repeated, it continues after the last finished step
             assert wipe(life, keys=("k",), now=True, grace_s=0).remaining == ()
             life.check(questions=[("orders", "k"), ("orders", "k2")])
         finally:
@@ -307,7 +310,7 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
 
 
 def test_what_was_erased_has_not_expired(native):
-    """Also not for a question that begins before the epoch."""
+    """This is also true for a lookup that begins before the epoch."""
     fill(native)
     wipe(native, keys=("k",))
     begin_ms = -HOUR_MS

@@ -1,4 +1,7 @@
-"""What has expired is in no answer, whether its bytes are gone or not; what goes is whole, late, and nobody else's."""
+"""An expired entry is in no answer, whether its bytes are deleted or not.
+
+Only whole objects are deleted, after a delay.
+"""
 
 from dataclasses import replace
 
@@ -29,7 +32,7 @@ TOPICS = ("orders", "debug-x", "t")
 
 
 def fill(life, hours=range(30), *, files=5):
-    """Put an entry an hour of three topics, into files of so many hours."""
+    """Put an entry per hour of three topics, into files of `files` hours."""
     for hour in hours:
         for topic in TOPICS:
             life.put([(BASE_MS + hour * HOUR_MS, "k")], topic)
@@ -39,7 +42,7 @@ def fill(life, hours=range(30), *, files=5):
 
 
 def expire(life, rule, hours):
-    """Let a job record what has expired so many hours after `BASE_MS`, and the model and the writer know it."""
+    """Let a job record an expiry at `hours` after `BASE_MS`, and update the model and the writer."""
     clock = ManualClock(BASE_MS + round(hours * HOUR_MS))
     plan = record_expiry(life.log(), rule, clock)
     horizon = rule.horizon(clock.now_ms())
@@ -238,7 +241,10 @@ def test_a_writer_with_the_setting_does_it_by_itself(merging):
 
 
 def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
-    """Also what goes by its topic alone, whose bytes then count for nobody else."""
+    """All three also remove objects that expire by their topic alone.
+
+    Their bytes then do not count against `max_bytes`.
+    """
     now_ms, left = SystemClock().now_ms(), {}
     files = [{"debug-x": 30}, {"debug-x": 10}, {"debug-x": 10, "t": 10}, {"t": 10}, {"t": 40}, {"debug-x": 1}]
     for caller in ("writer", "command", "job"):
@@ -325,7 +331,7 @@ def test_a_fenced_writer_expires_nothing(life):
     ("old", "young", "expired"), [([0], [1], 0), ([0, 2], [], 1)], ids=["archived", "never archived"]
 )
 def test_segments_that_have_expired_are_not_archived_again(life, old, young, expired):
-    """Also those that lie before them, and were not archived."""
+    """Earlier segments that were never archived are not archived either."""
 
     def archive(number):
         return life.index.archive("log", number * 3000, 3000, lambda at, length: bytes(3000)[at : at + length])

@@ -1,4 +1,4 @@
-"""What an answer could see: as of when it is, who writes the index, which topics the files have."""
+"""An answer says as of when it is, and which topics the files have. A reader says who writes the index."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_an_answer_from_the_storage_says_as_of_when(index, storage, clock):
 
 
 def test_an_answer_never_claims_more_than_its_files_hold(index, storage, clock, monkeypatch):
-    """A state of the log that the catalog doesn't show yet is not what the answer is as of."""
+    """If the catalog does not show a log state yet, no answer is as of that state."""
     publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         publish(index, 5)
@@ -68,7 +68,7 @@ def test_the_writer_and_a_reader_of_its_root_have_everything(open_index, storage
     with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as reader:
         answer = reader.query("t", "k")
         assert ([item.offset for item in answer], answer.as_of_ms) == ([5, 1], None)
-        # what left the root is looked for in the log, and that is counted
+        # if a file left the root, the reader finds it in the log, and counts the requests
         publish(index, 9)
         answer = reader.query("t", "k")
         assert [item.offset for item in answer] == [9, 5, 1]
@@ -105,7 +105,7 @@ def test_a_topic_that_no_file_has_is_said(index, storage, clock):
         assert [answer.unknown_topics for answer in of.query_many([wrong, right])] == alone
         return alone
 
-    assert unknown(index) == [(), ()]  # an empty index has no file that lacks it
+    assert unknown(index) == [(), ()]  # an empty index has no file that lacks the topic
     index.put("t", 0, "k", 1, 1, T)
     assert unknown(index) == [("x",), ()]
     index.flush()
@@ -118,7 +118,7 @@ def test_a_topic_that_no_file_has_is_said(index, storage, clock):
 
 
 def test_answers_together_lack_what_one_of_them_lacks():
-    """Pages and batches add up to one record: the first state seen, and all that is unknown, lost or expired."""
+    """The joined record has the first state seen, and everything that is unknown, lost or expired in any part."""
     first = Freshness(source="a", as_of_ms=T, positions={})
     later = Freshness(source="a", as_of_ms=T + 1, positions={}, not_asked="it is away")
     gone, other = (LostFile(file=name, begin_ms=0, end_ms=1, entries=1) for name in "xy")
@@ -155,7 +155,7 @@ def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         asked = [(topic, f"{n * 7_919_777}-nobody") for n in range(40) for topic in ("rare", "x")]
         told = [reader.query(*one).unknown_topics for one in asked]
-        # "x" is unknown once the directories of all shards are known; "rare" is in one of them
+        # "x" is unknown once the directories of all shards are known. One of them has "rare".
         assert set(told[::2]) == {()} and told[-1] == ("x",)
 
 
@@ -218,14 +218,14 @@ def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(index, stora
 
 
 def test_a_log_that_a_spent_budget_left_half_read_is_not_shown(index, storage, clock):
-    """The reader's log, files and answers are of one state."""
+    """The reader's log, files and answers have the same log state."""
     publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
         before = reader.log_state.number
         publish(index, 2)
         publish(index, 3)
         clock.advance(11)
-        # of five requests a refresh has two: it lists the log and reads a record
+        # a refresh may use two of five requests: it lists the log and reads a record
         assert [item.offset for item in reader.query("t", "k", max_requests=5, allow_partial=True)] == [1]
         assert (reader.log_state.number, len(reader.files())) == (before, 1)
         assert [item.offset for item in reader.query("t", "k")] == [3, 2, 1]

@@ -1,6 +1,7 @@
-"""Files of both of RocketMQ's hash rules in one index: `abs` up to its release 5.5.0, `mask` from 5.5.1 on. Half of the
-keys have another hash by each, and every key is found, in every state of a file and after a merge. Keys of two topics
-may have one hash, and files may have the layout of earlier versions.
+"""One index has files of both of RocketMQ's hash rules: `abs` up to its release 5.5.0, `mask` from 5.5.1 on.
+
+The rules give half of the keys different hashes. Lookups find every key, in every state of a file and after a merge.
+Keys of two topics may have one hash, and files may have the layout of earlier versions.
 """
 
 import pytest
@@ -60,7 +61,7 @@ def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
         check(index)
         with reader() as read:
             check(read)
-        if number % 2:  # else the next index takes the file over, or seals it where its rule is the other one
+        if number % 2:  # otherwise the next index continues the file, or seals it if its rule is the other one
             index.seal()
             index.run_lifecycle()
             check(index)
@@ -86,7 +87,10 @@ def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
 
 
 def test_which_rule_new_files_have(open_index, storage):
-    """Of a new index that of RocketMQ's newest release; an index of before keeps its own until it is told otherwise."""
+    """A new index has the rule of RocketMQ's newest release.
+
+    An existing index keeps its rule until `hash` changes it.
+    """
     assert IndexConfig(preset="rocketmq").geometry().hash == "mask"
     assert "hash" not in IndexConfig(preset="rocketmq", hash="abs").geometry().to_json()
     layout = IndexConfig(preset="rocketmq").geometry()
@@ -98,13 +102,14 @@ def test_which_rule_new_files_have(open_index, storage):
         open_index("other", hash="mask")
 
 
-TOPICS = ("Aa", "BB")  # one Java hash
+TOPICS = ("Aa", "BB")  # these have the same Java hash
 
 
 @pytest.mark.parametrize("entries", [2, 30])
 def test_each_topic_has_its_own_answers(open_index, storage, clock, entries):
-    """Also where queue and offset are the same (RocketMQ's results overwrite each other), in every state of the
-    file.
+    """Queue and offset may be the same. RocketMQ's results then overwrite each other.
+
+    Here the answers differ in every state of the file.
     """
     assert key_hash("Aa", "k") == key_hash("BB", "k")
     index = open_index("root", preset="rocketmq", items=200, local_keep_s=0)
@@ -160,7 +165,7 @@ def test_plain_files_of_earlier_versions_are_read_and_merged(merging, keep_s, it
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 def test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it(open_index, layout):
-    """The slots before the giant one are empty: their group begins where its first block does."""
+    """The slots before the giant one are empty, so their group begins at the giant slot's first block."""
     index = open_index(slots=7, items=10_000)
     giant, absent = (next(f"k{n}" for n in range(99) if hash_key("t", f"k{n}") % 7 == slot) for slot in (3, 1))
     index.put_batch(batch(10_000, key=giant, timestamp_ms=BASE_MS))

@@ -1,4 +1,7 @@
-"""What is stored by topic, day and state: whole numbers that add up to the files', estimated where they must be."""
+"""The inventory counts entries and bytes by topic, day and state.
+
+Its whole numbers add up to those of the files. Some of them are estimates.
+"""
 
 import datetime as dt
 

@@ -1,4 +1,4 @@
-"""The storage's log as a root keeps it: whole now and then, changes in between, at each step of a crash."""
+"""A root keeps the storage's log: a whole state now and then, and changes in between. A crash at any step is safe."""
 
 import errno
 import logging
@@ -21,7 +21,7 @@ OBJECTS = 200
 
 @pytest.fixture(scope="module")
 def states():
-    """States of one log: each record adds a file, and every third one removes one."""
+    """States of one log. Each record adds a file, and every third record removes one."""
     log = StorageLog(MemoryStorage(), ManualClock())
     log.create(GENESIS)
     log.claim_epoch()
@@ -52,7 +52,7 @@ def test_each_state_is_read_and_most_cost_their_changes(tmp_path, states):
         sizes.append(kept.path.stat().st_size)
     whole = len(states[0].encode())
     assert sizes[0] == whole and sum(size > whole / 8 for size in sizes) <= 4
-    # an earlier one changes nothing
+    # an earlier state changes nothing
     kept.keep(states[3])
     assert like(KeptLog(root).read()) == like(states[-1])
 
@@ -80,7 +80,7 @@ def test_an_earlier_version_takes_changes_for_damage(tmp_path, states):
 
 @pytest.mark.parametrize("number", [1, 2, 12, 40])
 def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, states, number):
-    """Of the first whole one, of the first changes, of later ones, and of another whole one."""
+    """The four cases are the first whole state, the first changes, later changes, and another whole state."""
     rng = random.Random(number)
     steps = 0
     while True:
@@ -116,7 +116,7 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
     disk.fail(operation, error=errno.ENOSPC, times=None)
     kept.keep(states[1])
     found = KeptLog(root).read()
-    # without a second name for the whole one, another whole one is written
+    # if the whole state gets no second name, the root writes another whole state
     assert found is None if operation != "link" else like(found) == like(states[1])
     disk.clear()
     for state in states[2:6]:
@@ -145,6 +145,6 @@ def test_damage_is_no_state_and_is_told_once(tmp_path, states, file, how, caplog
         assert [reader.read() for _ in range(3)] == [None] * 3
     told = [one for one in caplog.messages if "kept in the root can't be used" in one]
     assert len(told) == (0 if (file, how) == ("log", "gone") else 1)
-    # the next deletion's is another file
+    # the next change is another file
     kept.keep(states[4])
     assert (reader.read() is None) == (file == "log-whole")

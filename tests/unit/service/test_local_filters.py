@@ -1,5 +1,6 @@
-"""The filter of a compacted file on the local disk: the compiled core asks it once searches in vain have read as many
-bytes as it has.
+"""The compiled core uses the filter of a local compacted file after some misses.
+
+It does so once the misses have read as many bytes as the filter has.
 """
 
 import pytest
@@ -17,7 +18,7 @@ KEYS = [f"k{number}" for number in range(3_000)]
 
 @pytest.fixture
 def index(open_index, faulty):
-    """`KEYS`, an answer each, in one compacted file that is not uploaded and that no lookup has met."""
+    """One compacted file with an entry for each of `KEYS`. It is not uploaded, and no lookup has read it."""
     service = open_index(slots=1_000, items=4_000, storage_backend=faulty)
     service.put_batch(batch(len(KEYS), key=KEYS))
     compact_only(service, faulty)
@@ -26,7 +27,7 @@ def index(open_index, faulty):
 
 @pytest.fixture
 def damage(tmp_path):
-    """Change all bytes of the file's items, or of its filter."""
+    """Return a function that overwrites the file's items or its filter."""
 
     def make(what):
         (path,) = tmp_path.glob("*/compacted/*")
@@ -41,7 +42,7 @@ def damage(tmp_path):
 
 
 def miss(index, count):
-    """Return how many of as many keys that the file doesn't have make a lookup find damaged items."""
+    """Look up `count` absent keys. Return the number of lookups that read damaged items."""
     read = 0
     for number in range(count):
         try:
@@ -79,7 +80,7 @@ def test_a_batch_reads_no_items_of_keys_that_it_excludes(index, damage):
     compiled_core()
     absent = [Lookup("t", f"no{number}") for number in range(300)]
     damage("items")
-    with pytest.raises(CorruptFile):  # the filter lets one key in ninety in
+    with pytest.raises(CorruptFile):  # the filter admits one absent key of ninety
         index.query_many(absent)
     few = [lookup for lookup in absent if not miss_of(index, lookup)]
     assert len(few) > 280

@@ -1,5 +1,6 @@
-"""Lookups in threads while files grow, are sealed, compacted, uploaded and retired: each answer has all that was put
-before it began, and nothing that was not.
+"""Threads look up while files grow, are sealed, compacted, uploaded and retired.
+
+Each answer has all entries that were put before the lookup began, and no entry that was not put.
 """
 
 import sys
@@ -17,7 +18,7 @@ MOST = 10_000
 
 @pytest.fixture(autouse=True)
 def threads_change_often():
-    """Have threads change between any two steps, most of all where a view is made or dropped."""
+    """Switch threads between any two steps, most often while a view is made or dropped."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -25,7 +26,7 @@ def threads_change_often():
 
 
 class Lookups:
-    """A thread that looks up until it is told to stop, singly and in batches."""
+    """A thread that looks up until `stopped` is set, singly and in batches."""
 
     def __init__(self, index, put):
         self.index, self.put, self.errors, self.answered = index, put, [], threading.Semaphore(0)
@@ -59,7 +60,7 @@ class Lookups:
 def test_each_answer_has_what_was_put_before_it(open_index):
     compiled_core()
     index = open_index(local_keep_s=0, items=128)
-    # entries that are acknowledged, and that were begun
+    # the numbers of entries that were acknowledged, and that were begun
     put = [0, 0]
     lookups = [Lookups(index, put) for _ in range(THREADS)]
     try:

@@ -1,4 +1,4 @@
-"""Lookups over many local files: filters that are asked together, chains that end early, batches in several threads."""
+"""Lookups over many local files gather filters, stop early in chains, and run batches in several threads."""
 
 import itertools
 
@@ -26,7 +26,7 @@ from tiered_index.types import Lookup
 T = 1_700_000_000
 NEVER = 2**40
 LAYOUT = Layout(NATIVE, NATIVE.schema, 16, 400)
-# keys that are in one file each, in every third file, and in none
+# keys of one file each, of every third file, and of none
 ALL = tuple(reversed(range(170)))
 KEYS = [*(f"of{number}" for number in range(0, 170, 7)), "third", *(f"no{number}" for number in range(60))]
 
@@ -52,14 +52,14 @@ def file_of(number, keys=None):
 
 @pytest.fixture(scope="module")
 def files():
-    """170 files, a second each, the newest first; of several sizes."""
+    """170 files of several sizes, a second each, the newest first."""
     compiled_core()
     return [file_of(number) for number in ALL]
 
 
 @pytest.fixture
 def fresh(files):
-    """The same files, whose filters nobody has asked yet."""
+    """The same files, before any lookup uses their filters."""
     return [InMemory(bytes(file.data), file.trailer()) for file in files]
 
 
@@ -78,7 +78,7 @@ def find(view, key, low=0, high=NEVER, most=64, topic="t"):
 
 
 def expected(numbers, key, low=0, high=NEVER, most=64):
-    """Return (second, offset) of the answers out of the files of these numbers."""
+    """Return (second, offset) of the answers in the files of these numbers."""
     found = [(T + number, 1_000 * number) for number in numbers if key == f"of{number}"]
     if key == "third":
         found = [(T + number, 1_000 * number + 1) for number in numbers if number % 3 == 0]
@@ -91,7 +91,7 @@ def rows_of(found, most=64):
 
 
 def warm(view):
-    """Make a view know its filters: searches in vain check them."""
+    """Look up absent keys, so that the view checks its filters."""
     for number in range(40):
         find(view, f"warm{number}")
     assert view.bytes_together
@@ -120,12 +120,12 @@ def test_a_later_view_takes_them_over_and_reads_no_filter_again(fresh):
     view = warm(view_of(fresh[1:]))
     size, bytes_of_files = view.bytes_together, sum(file.trailer().tail.filter_length for file in fresh[1:])
     assert bytes_of_files / 2 < size < 4 * bytes_of_files
-    # a new file comes, and the oldest ones go
+    # a new file is added, and the oldest files are removed
     later = view_of(fresh[:-5])
     assert later.bytes_together == size
     for key in KEYS:
         assert rows_of(find(later, key)) == expected(ALL[:-5], key)
-    # most files have gone: the others are asked alone
+    # most files are removed, so the view checks the others' filters one by one
     few = view_of(fresh[70:90])
     assert few.bytes_together == 0
     assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
@@ -148,7 +148,7 @@ def test_they_are_few_files_or_of_one_size(fresh):
 @pytest.mark.parametrize("is_gathered", [False, True])
 def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered):
     view = view_of(fresh)
-    # checked, and not gathered yet
+    # the filters are checked, but not gathered yet
     find(view, "no1")
     if is_gathered:
         warm(view)
@@ -211,10 +211,10 @@ def test_the_newest_of_a_long_chain_take_few_steps(open_index):
     for most in (1, 64, 1_000):
         assert steps(index, most=most) <= 2 * most + 300
         assert [item.offset for item in index.query("t", "k", max_count=most)] == list(range(11_999, 11_999 - most, -1))
-    # nothing before a time is looked at
+    # the chain's walk ends at the first entry before the range
     assert steps(index, most=10**6, low=T + 11_000) <= 1_300
     assert steps(index, "none", low=T + 11_900) <= 400
-    # what comes late is among the newest
+    # late entries do not hide the newest ones
     put(index, 1, first=30_000, step=0)
     index.put("t", 0, "k", 40_000, 1, (T + 20_000) * 1000)
     put(index, 600, first=0, step=0)
@@ -301,7 +301,7 @@ def test_a_large_batch_runs_in_parts(open_index, monkeypatch):
         if number < 3:
             index.seal()
             index.run_lifecycle() if number else None
-    # in a slot group of blocks, which the core leaves to the search of the file
+    # the entries are in a slot group of blocks, which the core leaves to the search of the file
     put(index, 9_000, "giant")
     index.seal()
     index.run_lifecycle()

@@ -1,4 +1,4 @@
-"""What an index remembers of itself, what may differ at the next start, and what is refused."""
+"""An index remembers some settings. Others may differ at the next start, or are refused."""
 
 import shutil
 
@@ -34,7 +34,7 @@ def test_what_an_index_was_created_with_stays(open_index, changed):
         open_index("root", **changed)
     with pytest.raises(SchemaMismatch):
         open_index("another", **changed)
-    index = open_index("root", items=33)  # files may grow
+    index = open_index("root", items=33)  # files may become larger
     assert len(index.query("t", "k")) == 1
 
 
@@ -52,7 +52,7 @@ def test_a_new_root_adopts_the_index_that_is_in_the_storage(open_index):
 
 
 def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
-    """Each file has its own table, so a source may number its topics anew."""
+    """Each file has its own topic table, so a source may number its topics differently later."""
     first = open_index("first", local_keep_s=86400)
     first.put("a", 0, "k", 1, 1, T, topic_id=1)
     upload(first)
@@ -60,7 +60,7 @@ def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
     first.close()
     first = open_index("first")
     with pytest.raises(InvalidArgument, match="already means"):
-        first.put("d", 0, "k", 2, 1, T, topic_id=2)  # the file in use has it
+        first.put("d", 0, "k", 2, 1, T, topic_id=2)  # the open file has this id
     upload(first)
     first.close()
     first = open_index("first")
@@ -96,7 +96,7 @@ def test_a_new_root_needs_its_storage(open_index):
 
 
 def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(open_index, tmp_path):
-    """What is uploaded there later is found by a start that names no storage."""
+    """A start that names no storage finds the later uploads there."""
     first = open_index("root", storage_backend=None, storage=(tmp_path / "before").as_uri())
     first.close()
     shutil.copytree(tmp_path / "before", tmp_path / "moved")

@@ -1,4 +1,4 @@
-"""Answer order, identity, pages and cursors, in every state of a file."""
+"""Answer order, identity, pages and cursors are the same in every state of a file."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ ROW = st.tuples(*[small] * 6, st.sampled_from([0.0, 1.5]), st.sampled_from([b"",
 
 @given(st.lists(ROW, max_size=25), st.integers(1, 6), st.integers(0, 3))
 def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
-    """Against sorting tuples, however the rows are dealt to files: so no answer depends on where an entry lies."""
+    """The answers equal sorted tuples, whatever the division of the rows into files."""
     names = ("second", "offset", "queue_id", "zone", "size", "topic_id", "price", "tag")
     array = np.zeros(len(rows), EXTENDED.row)
     for name, values in zip(names, zip(*rows, strict=True), strict=False):
@@ -43,7 +43,7 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
         best[identity] = max(best.get(identity, ()), (second, size, price, tag.ljust(3, b"\0"), topic_id))
     ordered = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())
     kept = concatenate([], EXTENDED)
-    for part in range(parts + 1):  # as the budget does, file by file
+    for part in range(parts + 1):  # file by file, as the budget does it
         kept = first_answers(concatenate([kept, array[part :: parts + 1]], EXTENDED), EXTENDED, limit)
     found = []
     for second, offset, queue, zone, size, topic_id, price, tag in kept[list(names)].tolist():
@@ -52,7 +52,7 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
 
 
 class NeverCompared(np.ndarray):
-    """Records: an interrupt while NumPy compares some is raised as a `TypeError`."""
+    """Records that must not be compared: NumPy raises an interrupt in such a comparison as a `TypeError`."""
 
     def __eq__(self, other):
         assert self.dtype.names is None
@@ -88,7 +88,7 @@ def states(index):
 
 
 def test_a_file_is_skipped_only_below_the_last_answers_second(open_index):
-    """Ties at the page's last second are settled by offset, so a file that ends in that very second must be read."""
+    """Offsets decide ties at the page's last second, so a lookup must read a file that ends in that second."""
     index = open_index(local_keep_s=0, query_threads=1)
     for offset, second in ((9, 0), (5, 0), (7, 0), (3, 1), (8, 0), (1, 2)):
         index.put("t", 0, "k", offset, 1, T + 1000 * second)
@@ -128,7 +128,7 @@ def test_a_cursor_belongs_to_its_query(index):
             index.query(*question, cursor=cursor)
         with pytest.raises(InvalidCursor, match="another query"):
             index.query_many([Lookup(*question, cursor=cursor)])
-    # the range counts by whole seconds, and the size of a page may change
+    # the range counts by whole seconds, and the page size may change
     assert len(index.query("t", "k", 999, T + 5_999, max_count=100, cursor=cursor)) == 10
 
 
@@ -165,7 +165,7 @@ def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(index):
         result = index.query("t", "k")
         assert [(i.offset, i.timestamp_ms, i.size) for i in result] == [(5, T + 9_000, 2)]
         assert [(i.timestamp_ms, i.size) for i in index.query("t", "k", 0, T + 8_999)] == [(T + 1_000, 9)]
-        # pages: an identity may stand on a page once more, with its next time
+        # an identity may be on a later page again, with its next time
         first = index.query("t", "k", max_count=1)
         assert first.status in ("complete", "truncated")
     many = index.query_many([Lookup("t", "k", max_count=1), Lookup("t", "k", begin_ms=0, end_ms=T + 8_999)])
@@ -174,7 +174,7 @@ def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(index):
 
 @pytest.mark.parametrize("sizes", [(3, 7), (7, 3)])
 def test_within_a_second_the_greatest_size_is_the_answer_whatever_was_put_last(sizes, merging):
-    """The same in every state of the files: buffered, unsealed, uploaded by two writers' rounds, merged."""
+    """The rule is the same in every state of the files: buffered, unsealed, uploaded in two rounds, merged."""
     life = merging()
     for size in sizes:
         life.index.put("t", 0, "k", 5, size, T)
@@ -261,7 +261,7 @@ def test_one_bad_lookup_of_many_is_named(index, bad):
 
 
 def test_an_answer_that_left_files_out_is_not_called_complete(open_index):
-    """The newest file alone has as many answers as were asked for: nobody looked whether there are more."""
+    """The newest file alone has `max_count` answers, so the lookup does not look for more."""
     index = open_index(query_threads=1)
     for second in range(3):
         index.put("t", 0, "k", second, 1, T + 1000 * second)

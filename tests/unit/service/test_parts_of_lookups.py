@@ -1,6 +1,4 @@
-"""Parts of lookups: when a question of a batch has enough of a giant slot, windows of runs, rows of items,
-and what a batch is asked.
-"""
+"""Unit tests of parts of lookups: reads of a giant slot, windows of runs, rows of items, and arguments of a batch."""
 
 import itertools
 
@@ -21,7 +19,7 @@ from tiered_index.service.files.search import GiantSlot, scan_runs
 
 
 def slot(batch, spans, *, ordered):
-    """Return a slot whose blocks have these seconds, two items each, for all questions of the batch."""
+    """Return a slot whose blocks have these seconds and two items each, for all lookups of the batch."""
     blocks = np.zeros(len(spans), BLOCK_DTYPE)
     blocks["hash_min"], blocks["hash_max"] = -(2**31), 2**31 - 1
     blocks["second_min"], blocks["second_max"] = zip(*spans, strict=True)
@@ -30,14 +28,14 @@ def slot(batch, spans, *, ordered):
 
 
 def found(*seconds):
-    """Return rows of each question by their seconds."""
+    """Return rows of each lookup by their seconds."""
     rows = np.zeros(sum(map(len, seconds)), KEYED_SCHEMA.row)
     rows["second"] = [second for one in seconds for second in one]
     return Matches(np.repeat(np.arange(len(seconds)), [len(one) for one in seconds]), rows)
 
 
 def read(giant):
-    """Read a round; return the places of what was read."""
+    """Read a round. Return the numbers of the blocks that were read."""
     runs = giant.next_runs()
     for run in runs:
         assert len(giant.take(run))
@@ -54,8 +52,9 @@ def test_unread_entries_of_the_last_second_count_where_there_is_no_order(ordered
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_what_was_read_behind_a_hole_does_not_make_a_page(ordered):
-    """The second question asks for an old range; the first one finds less in the newest block than the directory let it
-    hope for.
+    """The second lookup asks for an old range.
+
+    The first one finds fewer entries in the newest block than it expected.
     """
     asked = [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", max_count=1, end_ms=4000)]
     giant = slot(LookupBatch(asked), [(8, 10), (5, 7), (0, 4)], ordered=ordered)
@@ -122,8 +121,9 @@ def question(second_min, second_max, after=None):
 
 
 def made(count):
-    """Return `count` items of key "k", one a second, and beside each one of another fingerprint, another topic, another
-    hash.
+    """Return `count` items of key "k", one per second, among others.
+
+    Beside each are three items: with another fingerprint, another topic, and another hash.
     """
     items = np.zeros(4 * count, KEYED_SCHEMA.item)
     items["key_hash"], items["fingerprint"], items["topic_id"] = key_hash("t", "k"), fingerprint("t", "k"), 7

@@ -1,4 +1,4 @@
-"""A plain `put` is one step of the compiled core, and has the same checks and bounds as any other."""
+"""A plain `put` is one step of the compiled core. It has the same checks and bounds as any other put."""
 
 import threading
 
@@ -18,7 +18,7 @@ PLAIN = ("t", 0, "k", 7, 1, T)
 
 
 def counted(monkeypatch, index):
-    """Return the list of calls that took the buffer's lock."""
+    """Record the calls that take the buffer's lock, and return the list."""
     calls, append = [], index._buffer.append_rows
     monkeypatch.setattr(index._buffer, "append_rows", lambda *given: (calls.append(given), append(*given)))
     return calls
@@ -124,7 +124,7 @@ def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
 
 
 class FilledAtOnce(WriteBuffer):
-    """Puts of other threads take all the room of an open chunk as soon as they see it."""
+    """As soon as an open chunk appears, puts of other threads take all its room."""
 
     fills = False
 

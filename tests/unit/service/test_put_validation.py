@@ -1,4 +1,7 @@
-"""What `put` and `put_batch` refuse: with `InvalidArgument`, naming what is wrong, and with nothing changed."""
+"""`put` and `put_batch` refuse wrong arguments with `InvalidArgument`.
+
+The error names the argument. Nothing changes.
+"""
 
 import decimal
 import fractions
@@ -22,7 +25,7 @@ LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timest
 
 @pytest.fixture(scope="module")
 def refusing(tmp_path_factory):
-    """An index that takes nothing."""
+    """An index that refuses all puts of the test."""
     root = tmp_path_factory.mktemp("refusing")
     with IndexService.open(root=root, storage="memory://refusing", slots=7, items=20, background=False) as index:
         yield index
@@ -121,7 +124,7 @@ def test_a_topic_id_means_one_topic(index):
     for bad in (-1, 2**31, True, 1.0, "5"):
         refused("topic_id", index.put, **GOOD, topic_id=bad)
     assert index.health()["buffered_entries"] == 1
-    assert index.put(**(GOOD | {"topic": "u"}), topic_id=6) == 1  # what was refused above gave 6 no meaning
+    assert index.put(**(GOOD | {"topic": "u"}), topic_id=6) == 1  # the refused call gave the id 6 no meaning
 
 
 def test_a_call_that_is_pushed_back_gives_a_topic_id_no_meaning(open_index):
@@ -275,7 +278,7 @@ def test_wide_ranges_and_counts_are_fine(index):
 
 
 class PolarsLike:
-    """Exports text as views, and categories as dictionaries of them, as Polars does."""
+    """Export texts as views, and categories as dictionaries of views, as Polars does."""
 
     def __init__(self, columns):
         topics = pa.DictionaryArray.from_arrays(pa.array([0] * len(columns["key"]), pa.uint32()), pa.array(["t"]))
@@ -289,7 +292,7 @@ class PolarsLike:
 
 
 def filtered_frame(columns):
-    """Return a frame of pandas whose index is no plain count, and so becomes a column."""
+    """Return a pandas frame whose index is not a plain count, and therefore becomes a column."""
     return pytest.importorskip("pandas").DataFrame(columns).query("offset < 3")
 
 

@@ -1,5 +1,6 @@
-"""What RocketMQ's own code makes of files of preset `rocketmq` while they are written: `IndexStoreFile` believes header
-and slot table, knows no journal, and names files by their begin.
+"""RocketMQ's own code reads files of preset `rocketmq` during their writing.
+
+`IndexStoreFile` trusts header and slot table, knows no journal, and names files by their begin time.
 """
 
 import errno
@@ -16,7 +17,7 @@ SLOTS = 7
 
 
 def found_by_java(data, key):
-    """The offsets that `IndexStoreFile.queryAsyncFromUnsealedFile` finds, newest first: its steps, in Python."""
+    """Return the offsets that `IndexStoreFile.queryAsyncFromUnsealedFile` finds, newest first, by its steps."""
     (items,) = struct.unpack_from(">i", data, 24)
     sought = hash_key("t", key, "mask")
     (at,) = struct.unpack_from(">i", data, 28 + 8 * (sought % SLOTS))
@@ -54,7 +55,7 @@ def test_a_live_file_is_at_most_ten_seconds_behind(life, clock):
     life.flush()
     assert life.seen() == set(range(20)), "what is seen is whole, and no chain is lost, while more is written"
     clock.advance(1)
-    life.flush()  # the flusher comes by also when there is nothing to flush
+    life.flush()  # the flusher also runs if there is nothing to flush
     assert life.seen() == set(range(30))
     clock.advance(10)
     life.fill(range(30, 40))
@@ -63,7 +64,10 @@ def test_a_live_file_is_at_most_ten_seconds_behind(life, clock):
 
 
 def test_a_table_that_cannot_be_written_waits(life, clock, monkeypatch):
-    """Entries and journal are what counts: the flush succeeds, and the next one tries again."""
+    """Entries and journal alone make entries durable.
+
+    So the flush succeeds, and the next flush writes the table again.
+    """
     life.fill(range(5))
     clock.advance(10)
     (handle,) = life.files()
@@ -80,7 +84,7 @@ def test_a_table_that_cannot_be_written_waits(life, clock, monkeypatch):
 
 
 def test_the_header_is_written_before_the_heads(life, clock, monkeypatch):
-    """A head beyond the header's count would hide its whole chain from a lookup that comes in between."""
+    """If a head exceeds the header's count, a lookup at that moment misses the whole chain."""
     life.fill(range(5))
     clock.advance(10)
     (handle,) = life.files()
@@ -96,7 +100,7 @@ def test_the_header_is_written_before_the_heads(life, clock, monkeypatch):
 
 
 def java_hash(text):
-    """`String.hashCode` of ASCII text."""
+    """Return the `String.hashCode` of ASCII text."""
     value = 0
     for character in text:
         value = (31 * value + ord(character)) % 2**32
@@ -108,7 +112,7 @@ RULES = {"abs": abs, "mask": lambda value: value & 0x7FFFFFFF}
 
 @pytest.mark.parametrize("rule", RULES)
 def test_bytes_are_those_that_rocketmq_writes(open_index, rule):
-    """Put by put, as `IndexStoreFile.putKey` does it up to 5.5.0 (`abs`) and from 5.5.1 on (`mask`)."""
+    """The reference puts each entry as `IndexStoreFile.putKey` does: up to 5.5.0 (`abs`), or from 5.5.1 on (`mask`)."""
     items, keys = 60, [f"{number * 0x9E3779B1 % 2**32:08x}-key" for number in range(40)]
     negative = [key for key in keys if java_hash(f"t#{key}") < 0]
     assert 8 < len(negative) < 32
@@ -131,7 +135,7 @@ def test_bytes_are_those_that_rocketmq_writes(open_index, rule):
     index.close()
     (path,) = (index.config.root / "unsealed").glob("0*.index")
     assert path.read_bytes() == java
-    # what knows rule abs only must not read the file as if it had that one, and miss those of `negative`
+    # A reader that knows only the rule `abs` must not read the file by that rule. It would miss the keys of `negative`.
     version = {"abs": 1, "mask": 2}[rule]
     assert path.with_suffix(".journal").read_bytes()[8:12] == version.to_bytes(4, "big")
     index = open_index("root")
@@ -144,15 +148,18 @@ def test_bytes_are_those_that_rocketmq_writes(open_index, rule):
 
 @pytest.mark.parametrize("preset", ["rocketmq", "native"])
 def test_no_two_files_begin_in_one_second(open_index, clock, preset):
-    """RocketMQ's service keys files by their begin: of several with one it would know the last."""
+    """RocketMQ's service keys files by their begin time.
+
+    Of several files with one begin it would keep only the last.
+    """
     index = open_index("root", preset=preset, items=5, local_keep_s=0)
     for offset in range(30):
         index.put("t", 0, f"a-longer-key-{offset}", offset, 10, T + 10 * offset)
         if offset == 15:
             index.seal()
-            index.run_lifecycle()  # what lies in the storage only counts, too
+            index.run_lifecycle()  # files that only the storage has also count
             index.run_lifecycle()
-    # of before, and of quarantine
+    # one older entry, and two in quarantine
     index.put("t", 0, "a-longer-key-0", 30, 10, T - 1000)
     index.put("t", 0, "a-longer-key-0", 31, 10, 0)
     index.put("t", 0, "a-longer-key-0", 32, 10, 999)
@@ -169,8 +176,10 @@ def test_no_two_files_begin_in_one_second(open_index, clock, preset):
 
 @pytest.mark.parametrize("preset", ["rocketmq", "native"])
 def test_what_rocketmq_does_to_a_file_that_it_opens(open_index, preset):
-    """Its tiered store looks at no magic: it writes its own header into whatever it opens, and then puts entries. An
-    index tells, and never answers less without a word.
+    """RocketMQ's tiered store checks no magic. It writes its own header into each file that it opens, then puts
+    entries.
+
+    An index reports such a file, and never silently answers with fewer entries.
     """
     index = open_index("root", preset=preset, slots=SLOTS, items=200)
     index.put("t", 0, "a-longer-key", 1, 10, T)
@@ -187,7 +196,8 @@ def test_what_rocketmq_does_to_a_file_that_it_opens(open_index, preset):
             again.query("t", "a-longer-key")
         again.abandon()
     (entry,) = struct.iter_unpack(">iiiqiii", data[28 + 8 * SLOTS + 32 : 28 + 8 * SLOTS + 64])
-    struct.pack_into(">iiiqiii", data, 28 + 8 * SLOTS + 32, *entry[:3], 900_000, *entry[4:])  # an entry over ours
+    # another entry overwrites ours
+    struct.pack_into(">iiiqiii", data, 28 + 8 * SLOTS + 32, *entry[:3], 900_000, *entry[4:])
     again.abandon()
     path.write_bytes(data)
     with pytest.raises(CorruptFile):

@@ -1,4 +1,7 @@
-"""What `verify` found is restored from a good copy, or given up by name; nothing is ever silently short."""
+"""A repair restores each finding of `verify` from a good copy, or names the lost object.
+
+No answer is silently short.
+"""
 
 import contextlib
 import zlib
@@ -32,7 +35,7 @@ WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list")
 
 @pytest.fixture
 def life(merging):
-    """Four files of three hours, beside each other, of which two have a second in common."""
+    """Four files of three hours each. The last hour of each file is the first hour of the next one."""
     life = merging(settings={"local_keep_s": 10**9})
     for number in range(4):
         for hour in range(3):
@@ -74,7 +77,7 @@ def mend(life, root=None, storage=None, *, yes=True):
 
 
 def sound(life, *keys):
-    """Every byte verifies, and every answer is whole, of readers that are fresh and of one that stood before."""
+    """Check every byte, and every answer of a fresh reader and of the writer that was open before."""
     report, _ = checked(life, None)
     assert not report.findings
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
@@ -132,7 +135,7 @@ def test_what_was_damaged_for_a_moment_is_left_alone(life):
 
 
 def test_what_a_newer_version_wrote_is_left_alone(life):
-    """Readers of this version refuse it by name; it is no damage, and nothing of it may be thrown away."""
+    """Readers of this version refuse the file and name its version. It is not damaged, so a repair must keep it."""
     first, *_ = life.state.objects.values()
     data = bytearray(life.storage.get(first.name))
     data[8 - TAIL_SIZE : 12 - TAIL_SIZE] = (FORMAT_VERSION + 1).to_bytes(4, "big")
@@ -154,7 +157,7 @@ def test_a_copy_that_does_not_verify_is_none(life):
 
 
 def test_what_was_never_hidden_or_ingested_makes_no_entries(life):
-    """Of a table of which a merge left out hidden entries nothing is guessed: it is lost, and answers say so."""
+    """A merge left out hidden entries of a table, so a repair cannot know its entries. It declares the table lost."""
     request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
     erase(life.storage, life.log(), EraseRequest("t", queue_id=7), life.clock, yes=True)
     erase(life.storage, life.log(), request, life.clock, yes=True)
@@ -312,7 +315,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
 @pytest.mark.parametrize("how", ["salvage", "give up"])
 def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(life, how, when):
     if how == "salvage":
-        # of several groups of slots, one of which is damaged
+        # this file has several groups of slots, and one is damaged
         keys = [f"k{n}" for n in range(4000)]
         life.index.put_batch(batch(4000, queue_id=1, size=9, timestamp_ms=BASE_MS, key=keys))
         life.messages += 4000
@@ -342,7 +345,7 @@ def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(li
             state = StorageLog(storage, life.clock).open()
             assert {stored.name: stored for stored in others}.items() <= state.objects.items()
             lost = sum(one.count for one in state.lost.values())
-            # of what a record replaced or gave up nothing is unsaid
+            # each entry is in an object, or counts as lost
             assert sum(stored.count for stored in state.objects.values()) + lost == life.messages
         assert first.name not in state.objects
         assert lost

@@ -1,4 +1,4 @@
-"""What a terminal shows of services, readers and answers; answers as tables; lookups by position."""
+"""A terminal shows services, readers and answers. Answers become tables. A lookup has positional fields."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""What is published is whole, is what it says it is, and leaves nothing behind where it fails."""
+"""A published file is complete and equals its description in the log. A failed upload leaves nothing behind."""
 
 import cProfile
 import mmap
@@ -42,7 +42,7 @@ def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
 
 
 def test_a_file_goes_up_in_parts(open_index, storage, clock):
-    """A large slot table makes a file of more than the smallest part."""
+    """A large slot table makes a file larger than the smallest part."""
     counted = FaultStorage(storage)
     index = open_index(storage_backend=counted, slots=700_000, upload_part_bytes=5 << 20, local_keep_s=0)
     index.put("t", 0, "k", 1, 1, T)
@@ -73,7 +73,7 @@ def test_a_restart_sweeps_what_its_uploads_left(open_index, faulty):
 
 
 def test_a_restart_leaves_a_repair_of_what_the_log_has(open_index, faulty, storage):
-    """The record is there and the file was not moved any more; another process sends its object again."""
+    """The record exists, but the file was not moved. Another process sends the file's object again."""
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)
     compact_only(index, faulty)
@@ -133,10 +133,10 @@ def test_an_object_that_is_another_file_is_damage(open_index, clock):
 
 
 def test_a_file_is_not_taken_for_uploaded_before_the_log_names_it(open_index, faulty, tmp_path):
-    """What the log does not name is dropped from uploaded/ at a restart."""
+    """A restart drops from uploaded/ each file that the log does not name."""
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)
-    compact_only(index, faulty)  # leaves the compacted file alone: its unsealed form is gone
+    compact_only(index, faulty)  # only the compacted form remains
     assert not list((tmp_path / "root" / "unsealed").glob("[0-9]*.index"))
     faulty.fail("put_if_absent", name_prefix="log/")
     with pytest.raises(StorageUnavailable):
@@ -149,7 +149,7 @@ def test_a_file_is_not_taken_for_uploaded_before_the_log_names_it(open_index, fa
 
 
 def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
-    """A copy sends objects under their names, which another copier may have published meanwhile."""
+    """A copy sends objects under their names. Another copier may already have published such an object."""
     whole = bytes(range(256)) * 50_000
     part = 5 << 20
     upload = Upload(storage, "data/a/one.index", part)
@@ -171,7 +171,7 @@ def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
     [(10_800, None, 9, 0.000023), (0.35, None, 9, 0.0000186), (0.35, 32, 8, 0.0000138)],
 )
 def test_what_a_published_file_costs(open_index, storage, seal_after_s, checkpoint_every, requests, cost_usd):
-    """The price of a small `seal_after_s`, as docs/using.md has it."""
+    """docs/using.md states this price of a small `seal_after_s`."""
     index = open_index("priced", seal_after_s=seal_after_s, checkpoint_every=checkpoint_every)
     usage = []
     for number in range(17):
@@ -179,14 +179,14 @@ def test_what_a_published_file_costs(open_index, storage, seal_after_s, checkpoi
             index.put("t", 0, "k", number, 1, T + number * 1000)
             upload(index)
         usage.append(used)
-    # the first one has the claim of the index to pay, every eighth one the summary
+    # the first file also claims the index, and every eighth file renews the summary
     assert sum(used.requests for used in usage[1:]) <= 16 * requests
     assert sum(used.cost_usd for used in usage[1:]) <= 16 * cost_usd
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3])
 def test_a_writer_of_files_of_less_than_a_second_reads_what_others_append(open_index, storage, clock, others):
-    """It lists the log no more for each record."""
+    """The writer does not list the log for each record."""
     index = open_index("often", seal_after_s=0.35)
     put_and_publish(index, 1)
     log = open_log(storage, clock)
@@ -216,7 +216,7 @@ def put_and_publish(index, number):
 
 
 def test_rounds_take_as_many_calls_however_many_files_there_are(open_index, clock):
-    """Those of a new file, which in the end also retire one, and idle ones."""
+    """Count the calls of a round with a new file, which in the end also retires a file, and of an idle round."""
     keeps_files = 80
     index = open_index("flat", local_keep_s=keeps_files, refresh_interval_s=10**6)
 
@@ -233,7 +233,7 @@ def test_rounds_take_as_many_calls_however_many_files_there_are(open_index, cloc
 
     def calls():
         found = []
-        # the summary is renewed now and then
+        # some of these rounds renew the summary
         for _ in range(16):
             put_one()
             profiles = [cProfile.Profile() for _ in range(2)]
@@ -309,7 +309,7 @@ def test_a_reader_that_looks_often_opens_another_history_once_it_meets_its_recor
 
 
 def test_of_two_states_of_a_file_the_later_one_stays(open_index, storage, tmp_path):
-    """Also while the storage, whose log would tell, can't be asked."""
+    """This holds even if the storage cannot answer, though only its log would decide."""
     index = open_index("root")
     index.put("t", 0, "k", 1, 1, T)
     index.seal()
@@ -331,7 +331,7 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, storage, tmp_pa
 
 @pytest.mark.parametrize("later", ["compacted", "uploaded", "storage"])
 def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_path, later):
-    """A deletion that did not reach the disk; the file has moved on since."""
+    """The deletion did not reach the disk, and the file's state has changed since."""
     faulty = FaultStorage(storage)
     index = open_index("root", storage_backend=faulty, local_keep_s=0 if later == "storage" else 1000)
     index.put("t", 0, "k", 1, 1, T)

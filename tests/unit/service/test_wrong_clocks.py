@@ -1,5 +1,6 @@
-"""Files are published once, and what was just sent or removed stays, whatever the clocks of hosts say, and however
-late a record comes.
+"""Files are published once, and objects that were just sent or removed stay.
+
+Wrong clocks of hosts and late records do not change that.
 """
 
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ SETTINGS = {"refresh_interval_s": 0, "compact_timeout_s": 600, "max_late_s": 10*
 
 @pytest.fixture
 def open_ahead(open_index, faulty, clock):
-    """Open an index whose host's clock is `ahead_s` ahead of everybody else's."""
+    """Return a function that opens an index. Its host's clock is `ahead_s` ahead of the other clocks."""
 
     def make(ahead_s, **settings):
         wrong = ManualClock(clock.now_ms() + ahead_s * 1000)
@@ -57,7 +58,7 @@ def entries(storage, clock):
 @pytest.mark.parametrize("later_s", [0, -DAYS_S, DAYS_S])
 @pytest.mark.parametrize("older", [False, True])
 def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later_s, older):
-    """By the second one the file is merged away, and a host with another time has said something.
+    """Before the second job publishes, a merge removes the file and a host with another time writes a record.
 
     `older`: tickets without a number.
     """
@@ -84,9 +85,7 @@ def test_two_jobs_publish_a_file_once(open_ahead, storage, clock, ahead_s, later
 def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
     open_ahead, faulty, storage, clock, compaction, ahead_s
 ):
-    """Its file was published, by a job or by a record whose answer was lost, and merged; the host comes back after a
-    crash.
-    """
+    """A job published the file, or a record whose response was lost. Then it was merged, and the host restarts."""
     fill(index := open_ahead(ahead_s, compaction=compaction), 1, 2, 3)
     if compaction == "local":
         faulty.fail("put_if_absent", name_prefix="log/", when="after")
@@ -182,7 +181,7 @@ TICK_MS = 20
 
 
 class Probing(WrapperStorage):
-    """A backend whose answers have no time."""
+    """A backend whose responses have no time."""
 
     now_ms = Storage.now_ms
 
@@ -222,7 +221,7 @@ def test_s3_tells_the_services_time_by_one_request(monkeypatch):
         asked = {"Bucket": "bucket", "Prefix": "index/", "MaxKeys": 1}
         stubber.add_response("list_objects_v2", {"ResponseMetadata": headers}, asked)
         assert S3Storage("bucket", "index").now_ms() == 1_700_000_000_000
-        # a service whose answers have no date is asked by an object
+        # if the service's responses have no date, an object's time is used
         stubber.add_response("list_objects_v2", {}, asked)
         stubber.add_response("put_object", {})
         written = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
@@ -232,11 +231,11 @@ def test_s3_tells_the_services_time_by_one_request(monkeypatch):
 
 
 AHEAD_S = 3601
-"""How much later it may be for whoever sweeps."""
+"""The clock of a sweep may be so many seconds ahead."""
 
 
 class Sees(Sneaks):
-    """Something happens just after an object below a prefix was seen to be there."""
+    """Call a function just after a `head` of an object below a prefix."""
 
     seen = None
 
@@ -260,7 +259,7 @@ def index(open_index, sneaks):
 
 @pytest.fixture
 def sweep(storage, clock):
-    """Delete the orphans of a day; return what went."""
+    """Return a function that deletes orphans that are a day old, and returns their names."""
 
     def act():
         log = open_log(storage, clock)
@@ -270,7 +269,7 @@ def sweep(storage, clock):
 
 
 def fails(act, sneaks, when="before"):
-    """Have the log refuse what is to be recorded."""
+    """Let the log refuse the record of `act`."""
     sneaks.fail("put_if_absent", name_prefix="log/", when=when)
     with pytest.raises(StorageUnavailable):
         act()
@@ -306,7 +305,10 @@ def test_what_waited_for_the_log_is_sent_anew(index, sneaks, storage, clock, swe
 
 @pytest.mark.parametrize("what", ["data/", "segments/"])
 def test_a_writer_that_sleeps_before_its_record_sends_anew(index, sneaks, storage, clock, sweep, what):
-    """It has just seen that its object is there; when it goes on, a day has passed and a sweep with it."""
+    """The writer checks that its object is there, then sleeps.
+
+    Meanwhile a day passes and a sweep deletes the object.
+    """
     fill(index, 1)
     act = index.run_lifecycle if what == "data/" else lambda: archive(index)
     swept = []
@@ -327,7 +329,7 @@ def test_a_writer_that_sleeps_before_its_record_sends_anew(index, sneaks, storag
 
 
 def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, sneaks, storage, clock):
-    """The file was published after all, and merged away: what is sent anew would be there twice."""
+    """The file was published, and then merged. A second upload would double its entries."""
     fill(index, 1, 2)
     fails(index.run_lifecycle, sneaks, when="after")
     assert merge_all(storage, clock).sources == 1

@@ -30,13 +30,13 @@ def cluster(tmp_path, prefix):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The storages that readers open, by URI, in order of their opening."""
+    """The storages that readers open, by URI, in the order of opening."""
     made = []
 
     def watched(config, uri=None):
         storage = open_storage(uri or str(config.storage))
         if config.root is not None:
-            return storage  # a writer's
+            return storage  # this storage is a writer's
         made.append(Watched(storage))
         return made[-1]
 

@@ -1,5 +1,6 @@
-"""Several indexes read as one: one order and one way of paging, whatever the order in which they are named, each entry
-with its source.
+"""Several indexes that are read as one have one order and one way of paging. Each entry has its source.
+
+The order in which the indexes are given does not matter.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
             assert batch[0].items == whole.items
             assert cluster.answers(batch[1]) == cluster.model().query("t", "other")
             assert len(batch[2]) == 0 and batch[2].status == "complete"
-    # places that agree in all but the source: as many answers as sources
+    # some entries differ only in their source, and each source's entry is an answer
     places = [(a.timestamp_ms, a.offset, a.queue_id) for a in expected]
     assert len(set(places)) < len(places)
 
 
 class Brokers:
-    """Messages of several indexes; of a place in one of them nothing can be read."""
+    """Return messages of several indexes. If `broken` is set, no message of that index can be read."""
 
     broken: str | None = None
 
@@ -70,7 +71,10 @@ def test_messages_stand_in_the_order_of_their_entries(cluster, count):
 
 @pytest.mark.parametrize("rewritten", ["a", "b"])
 def test_what_was_written_anew_is_looked_up_in_its_own_index(tmp_path, prefix, rewritten):
-    """The message at a place is of an older entry, which a newer one hides; the other index has the place, too."""
+    """At that place the log has an older entry's message, while a newer entry hides it.
+
+    The other index has the place, too.
+    """
     made = Cluster(tmp_path)
     for name in "ab":
         again = [("t", 0, "k", 5, 10, BASE_MS + 2_000)] if name == rewritten else []
@@ -91,7 +95,9 @@ def test_what_was_written_anew_is_looked_up_in_its_own_index(tmp_path, prefix, r
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])
 @pytest.mark.parametrize("many", [False, True])
 def test_pages_by_readers_of_other_orders_and_of_one_source_more(cluster, count, many):
-    """The cursor of one reader is continued by the next: sources in another order, then one more, then one less."""
+    """The next reader continues the cursor of the one before: sources in another order, then one more, then
+    one fewer.
+    """
     first = cluster.uris[:2]
     steps = [first, first[::-1], first, cluster.uris, cluster.uris[::-1], cluster.uris[1:]]
     readers = {}
@@ -142,7 +148,7 @@ def test_cursors_of_one_index_and_of_several_are_not_mixed_up(cluster):
 
 @dataclass(frozen=True, kw_only=True)
 class ZonedItem(KeyedIndexItem):
-    """Its own column has the name that the source's would have; the identity column is 0 in many entries."""
+    """One column has the name that the source's would have. The identity column is 0 in many entries."""
 
     source_id: int = column(">i4")
     zone: int = column(">u2", identity=True)

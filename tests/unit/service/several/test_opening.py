@@ -1,4 +1,4 @@
-"""What is opened as several indexes, what is refused, and that all of it is closed again."""
+"""Some places open as several indexes, and others are refused. A close closes all of them."""
 
 import threading
 from operator import attrgetter, methodcaller
@@ -119,15 +119,16 @@ def test_a_close_goes_on_past_one_that_fails(cluster, opened, monkeypatch):
 
 
 def test_requests_to_open(cluster, prefix, opened):
-    """Three each as of any index: the newest checkpoint's listing and itself, and the log behind it."""
+    """Each index needs three requests: two for the newest checkpoint (listing, read), and one for the log after it."""
     cluster.reader().close()
     assert [storage.requests() for storage in opened] == [3] * SEVERAL
 
 
 @pytest.mark.parametrize("children", [1, 5, 12])
 def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
-    """Two that find no index there, the listings of what is below, three an index and one for its summary, three for a
-    folder that is none.
+    """Each index needs three requests, and one for its summary. A folder that is not an index needs three.
+
+    Two requests find no index at the prefix itself, and the listings find the folders below it.
     """
     store = Watched(MemoryStorage())
     made = Cluster(tmp_path)

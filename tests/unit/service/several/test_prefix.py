@@ -1,4 +1,4 @@
-"""A prefix is listed again at every refresh: an index that appears below it is read, and none is left out unsaid."""
+"""Every refresh lists a prefix again. The reader adds new indexes below it, and never silently leaves one out."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_an_index_that_appears_is_read_without_a_restart(cluster, prefix, clock,
     before = reader.query("t", "k", max_count=1000)
     assert names(before) == cluster.uris
     cluster.add(f"{prefix}/broker-9", rows(9))
-    # as old as an answer may be
+    # the greatest age of an answer
     assert names(reader.query("t", "k", max_count=1000)) == cluster.uris[:-1]
     if how == "refresh":
         reader.refresh()
@@ -58,7 +58,7 @@ def test_a_folder_that_becomes_an_index(tmp_path, clock):
             answer = reader.query("t", "none")
             costs.append([report.requests for report in answer.explain.files if report.file == "log"])
             assert names(answer) == made.uris
-        # the log's end, a listing of the prefix, and one look at what is no index
+        # the log's end, a listing of the prefix, and one request for the folder that is not an index
         assert costs[1:] == [[3]] * 2 and costs[0] > costs[1]
         made.add(later.uri, rows(1), later)
         clock.advance(INTERVAL_S)
@@ -105,7 +105,7 @@ def test_an_index_that_can_not_be_read_with_the_others_is_told(cluster, prefix, 
             reader.refresh()
         with pytest.raises(error):
             reader.query("t", "k")
-        # once it is put right, or away, answers are whole
+        # after a repair, or after the index's removal, answers are complete
         if what in ("damage", "no answer"):
             monkeypatch.undo()
             for name, data in whole.items():

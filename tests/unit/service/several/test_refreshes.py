@@ -1,5 +1,6 @@
-"""A reader of several indexes moves on with each of their logs, which it reads side by side. No answer is complete
-without one that is in trouble, and a partial one names what of it could not be read.
+"""A reader of several indexes refreshes each of their logs, and reads them in parallel.
+
+If one index fails, no answer is complete, and a partial one names its unread parts.
 """
 
 import pytest
@@ -44,7 +45,7 @@ def test_logs_are_read_side_by_side(cluster, opened, clock, how):
         ask, done = reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000), []
         asking = beside(lambda: done.append(ask()))
         for hang in hangs:
-            assert hang.entered.wait(30)  # none waits for another one
+            assert hang.entered.wait(30)  # no read waits for another one
         assert not done
         for hang in hangs:
             hang.release.set()
@@ -146,7 +147,7 @@ def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, 
         for uri in cluster.uris:
             cluster.add(uri, rows(65, 30, seconds=9))
         hang = of(opened, cluster.uris[1]).hang("get", name_prefix=LOG)
-        # a busy machine may use up a short time before the logs are asked for
+        # on a busy machine a short time may pass before the logs are read
         for timeout_s in (0.2, 2.0, 20.0):
             clock.advance(11)
             reader.query("t", "none", timeout_s=timeout_s, allow_partial=True)
@@ -156,7 +157,7 @@ def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, 
         until(lambda: sum(not view._refresh.done() for view in reader._views) == 1)
         answer = reader.query("t", "k", max_count=1000, timeout_s=300)
         assert answer.status == "complete"
-        # as of where each stands
+        # as of the position of each reader
         found = cluster.answers(answer)
         of_hurt = [a for a in found if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
         assert of_hurt == [a for a in before if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
@@ -190,7 +191,7 @@ def test_one_source_that_does_not_answer(cluster, opened):
 
 
 def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(cluster, opened):
-    """What the log has gained since may hold answers; what was known is still told where a part is asked for."""
+    """The log's new records may have answers. A partial answer has the entries that the reader already knows."""
     clock = ManualClock(BASE_MS)
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
         of(opened, cluster.uris[0]).fail("list", times=None)
@@ -199,7 +200,7 @@ def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(clus
             reader.query("t", "k", max_count=1000)
         cluster.add(cluster.uris[2], rows(77, 9, seconds=8))
         clock.advance(11)
-        # the others were read on all the same
+        # the other logs were still read
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
         assert cluster.answers(answer) == cluster.expected()
         assert answer.status == "partial"
@@ -235,8 +236,9 @@ def test_an_object_that_one_source_lost(cluster):
 
 
 def test_objects_of_one_name_in_two_storages_are_told_apart(tmp_path, prefix):
-    """A copy of an index under a second id would have the same object names: what one storage lost is not looked for in
-    the other.
+    """A copy of an index under a second id would have the same object names.
+
+    If one storage lost an object, the reader does not look for it in the other.
     """
     made = Cluster(tmp_path)
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Bounds of a lookup and of the caches are of all indexes together that are read as one."""
+"""Bounds of a lookup and of the caches cover all indexes that are read as one."""
 
 import threading
 
@@ -30,7 +30,8 @@ def test_bounds_are_of_all_sources_together(cluster, opened, many):
             made = sum(storage.requests() for storage in opened) - before
             assert made == answer.explain.requests <= limit
             found = cluster.answers(answer)
-            # an identity may be found in an older entry than the one that is in a file not read
+            # a partial answer may have an identity by an older entry, if its newest entry is in a file that was not
+            # read
             assert {(i.timestamp_ms, i.offset, i.queue_id, cluster.numbers[i.source]) for i in answer} <= entries
             named = {(report.source, report.file) for report in answer.failed}
             assert (answer.status == "partial") == bool(named)
@@ -58,9 +59,7 @@ def test_bounds_of_the_caches_are_of_all_together(cluster):
 
 @pytest.mark.parametrize("given", ["list", "prefix"])
 def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
-    """The bound holds the directories of all files just so: with a share each, or an eighth of one, none would be
-    kept.
-    """
+    """The bound is just enough for the directories of all files. A share per index would keep none of them."""
     with cluster.reader() as reader:
         reader.query("t", "k", max_count=1000)
         needed = reader.cache_use()["directories"].size_bytes
@@ -88,7 +87,7 @@ def test_the_use_of_the_caches_is_told_once(cluster):
 
 
 def test_objects_of_one_name_are_kept_apart(tmp_path, prefix):
-    """Two indexes whose files have the same names: what is known of the one is never taken for the other's."""
+    """Two indexes have files with the same names. A reader never uses data of one for the other."""
     made = Cluster(tmp_path)
     for number in range(2):
         made.add(f"{prefix}/{number}", rows(number, 20))
@@ -115,12 +114,12 @@ def test_one_bound_on_disk_over_all(cluster, tmp_path):
     whole, entries = used(), len(list(cache.rglob("*.trailer")))
     for path in cache.rglob("*.trailer"):
         path.unlink()
-    largest = whole - whole // entries // 2  # of all but one
+    largest = whole - whole // entries // 2  # all but one
     with cluster.reader(cache_dir=cache, cache_max_bytes=largest) as reader:
         for _ in range(3):
             reader.query("t", "k", max_count=1000)
             assert used() <= largest
-    # no index was held to a part of it
+    # no index was limited to a part of the bound
     assert used() > whole // 2
 
 
@@ -138,12 +137,13 @@ def test_one_bound_of_ranges_that_travel_over_all(tmp_path, prefix):
         if storage._at_once > 2:
             too_many.set()
         if read in storage.reads[:2]:
-            two.wait(60)  # as many as may travel do
+            two.wait(60)  # wait until as many ranges travel as the bound allows
         too_many.wait(0.02)
 
     with IndexReader.open(storage_backend=storage, **how) as reader:
         assert len(reader.sources) == SEVERAL
-        asked = [Lookup(topic="t", key=f"k{n}") for n in range(0, 5000, 1237)]  # apart in each file
+        # each key is in another slot group of its file
+        asked = [Lookup(topic="t", key=f"k{n}") for n in range(0, 5000, 1237)]
         reader.query_many(asked)
         storage.reset()
         storage.gate = gate
@@ -169,6 +169,6 @@ def test_a_close_waits_once_for_all(cluster, monkeypatch):
         monkeypatch.setattr(threading.Thread, "join", join)
         reader.close()
         monkeypatch.undo()
-    # of all threads of all pools: what is left of one moment, less and less of it
+    # the threads of all pools share one deadline, so each wait is shorter
     assert len(closed) > 1 and closed == sorted(closed, reverse=True)
     assert len(set(closed)) == len(closed)
