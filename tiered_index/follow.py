@@ -32,7 +32,7 @@ _PUT_PAUSE_S = 0.2
 _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
-# How the names of followed sources begin: a follower alone may set their positions
+# Prefixes of the names of followed sources: only a follower may set their positions
 FOLLOWED = ("rocketmq:", "kafka:", "kafka-key:", "kafka-begin:")
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
@@ -100,8 +100,8 @@ _NOTHING = Batch(source="", position=0)
 class Source(Protocol):
     """Messages in order, which can be read again from a position.
 
-    One thread uses a source. Any thread may call `lag` and `positions`. A source may have `trouble` (str | None): what
-    keeps it from being read now.
+    One thread uses a source. Any thread may call `lag` and `positions`. A source may have `trouble` (str | None): the
+    reason that it is not read now.
     """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.

@@ -1,8 +1,8 @@
 """Tombstones: the erased entries of an index, as the log states them. Pure.
 
 A tombstone is a predicate with a bound in time, like a horizon. It hides the entries of its topic (and of its key or
-queue) with second s if s * 1000 < `before_ms`, also those that are put later. A key is represented by its hashes, and
-by its fingerprint if the index has fingerprints. No tombstone of a `Tombstones` covers another one.
+queue) with second s if s * 1000 < `before_ms`. It also hides such entries that are put later. A key is represented by
+its hashes, and by its fingerprint if the index has fingerprints. No tombstone of a `Tombstones` covers another one.
 """
 
 from __future__ import annotations

@@ -192,10 +192,10 @@ class IndexClient:
         """Answer one or more lookups by one request, as one Arrow table and a dict about all of them.
 
         The table has `lookup` (int32: the lookup's number, from 0) and the columns of `QueryResult.to_arrow`, by lookup
-        and in answer order. The dict has ``status``, ``cursors`` (of truncated answers, by the lookup's number as
-        text), ``partial`` (numbers of partial lookups), ``failed``, ``explain`` and the other members of an answer. At
-        a bound the call raises `BudgetExceeded`; with `allow_spent` it returns the entries found so far, and
-        ``exceeded`` names the bound.
+        and in answer order. The dict has ``status``, ``cursors``, ``partial``, ``failed``, ``explain`` and the other
+        members of an answer. ``cursors`` has the cursors of truncated answers by the lookup's number as text,
+        ``partial`` the numbers of partial lookups. At a bound the call raises `BudgetExceeded`; with `allow_spent` it
+        returns the entries found so far, and ``exceeded`` names the bound.
         """
         spent = {"allow_spent": True} if allow_spent else {}
         body = _batch_body(check_lookups(lookups, max_count), allow_partial, explain, limits | spent)

@@ -224,8 +224,8 @@ class Compaction:
 
     def _runs(self) -> tuple[Array, Int64, Int64]:
         """Return the group table without places and CRCs, each run's group (i64, m), and its first item (i64, m)."""
-        # A group starts where floor(start / 16 KiB) changes, and at each slot of 16 KiB or more, so that a giant slot
-        # shares no group with others. Only slots in use, and slots behind one, can start a group.
+        # A group starts where floor(start / 16 KiB) changes, and at each slot of 16 KiB or more. So a giant slot shares
+        # no group with others. Only slots in use, and slots behind one, can start a group.
         item_size = self.layout.schema.item.itemsize
         in_use = self._counts != 0
         looked_at = in_use.copy()

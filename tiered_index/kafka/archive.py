@@ -3,8 +3,8 @@
 The log of a partition is a store of the archive (`Name.store`), and a columnar segment has the records of a range of
 its offsets. The index's log says up to which offset a partition is archived; nothing else does. So the archiver reads
 on from there, by a client of its own, up to the source's durable position. A crash at any step leaves a file without a
-name in the log, or a named one: no record is missing or doubled. What the broker deleted before it was archived is a
-loss with both offsets. One thread uses a `KafkaArchiver`; `stop`, `archived` and `losses`: any.
+name in the log, or a named one: no record is missing or doubled. Records that the broker deleted before they were
+archived are a loss with both offsets. One thread uses a `KafkaArchiver`; `stop`, `archived` and `losses`: any.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ While an id can't be asked the log counts as the same one.
 A cluster before Kafka 2.8 has no ids. There, at the begin and if a topic reappears, an archived record must be at its
 offset. If the archive can't tell, one of the last `_COMPARED` records before the position must be in the index, by
 place, size, time and key. Otherwise the log counts as another one. A topic that is replaced between two looks is not
-detected there. Whatever is read again, a log with archived records keeps its place in the archive, unless an id or an
-archived record shows that it is another one.
+detected there. A log with archived records keeps its place in the archive even if records are read again. The
+exception: an id or an archived record shows that it is another log.
 
 Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
 `positions`.
@@ -206,7 +206,7 @@ class KafkaSource:
         self._missed: set[Place] = set()
         # Topics that the brokers can't describe now, and why
         self._unsure: dict[str, str] = {}
-        # What is read now, and why others of the last look are not
+        # Partitions that are read now, and the reason for each other one of the last look
         self._assigned: set[Place] = set()
         self._away: dict[Place, str] = {}
         self._pending: deque[_Read] = deque()
@@ -237,7 +237,7 @@ class KafkaSource:
 
     @property
     def trouble(self) -> str | None:
-        """What keeps partitions from being read now, or positions from being published."""
+        """The reason that partitions are not read now, or that positions are not published; None if there is none."""
         away = sorted(self._away.items())
         named = f"{len(away):,} partitions can't be read now, the first {away[0][1]}" if away else None
         return "; ".join(filter(None, (self._trouble, named, self._uncommitted))) or None

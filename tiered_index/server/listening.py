@@ -158,8 +158,11 @@ class HttpListener:
 class _Connection(HttpToolsProtocol):
     """An HTTP connection with bounds.
 
-    It ends if a request's head is invalid, too long or late, if a client sends too many requests at once or does not
-    read a response, or if there are too many connections.
+    The connection ends
+
+    - if a request's head is invalid, too long or late
+    - if a client sends too many requests at once, or does not read a response
+    - if there are too many connections
     """
 
     _late: asyncio.TimerHandle | None = None

@@ -270,10 +270,10 @@ class IndexService(Lookups[ItemT]):
         """Index a batch of entries. Return their number.
 
         `columns` is an Arrow RecordBatch or Table, a data frame of pandas or Polars, another object with
-        `__arrow_c_stream__`, or a dict of arrays. It has one row per entry, with the columns topic, queue_id, key,
-        offset, size (bytes), timestamp_ms (epoch milliseconds, or timestamps of Arrow, NumPy or Python, UTC without a
-        zone), optionally topic_id, and the further columns of the schema. In place of key it may have key_hash, and
-        fingerprint if the schema has it, as `export` gives them.
+        `__arrow_c_stream__`, or a dict of arrays. It has one row per entry. Its columns are topic, queue_id, key,
+        offset, size (bytes), timestamp_ms, optionally topic_id, and the further columns of the schema. A time is epoch
+        milliseconds, or a timestamp of Arrow, NumPy or Python (UTC if it has no zone). In place of key the batch may
+        have key_hash, and fingerprint if the schema has it, as `export` gives them.
 
         `source_position` becomes durable with the whole batch. The call is accepted whole or refused whole. Errors and
         threads: see `put`.

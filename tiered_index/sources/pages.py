@@ -48,8 +48,8 @@ _MOST_LENGTHS, _TOO_MANY_BYTES = 1 << 22, 1 << 50
 class Column(NamedTuple):
     """A column of a schema.
 
-    It has the greatest levels of repetition and definition, whether it has text or bytes, whether Arrow may read these
-    as dictionaries, and the size of a value of fixed length (else 0).
+    It has the greatest levels of repetition and definition, and the size of a value of fixed length (else 0). Two
+    fields say whether it has text or bytes, and whether Arrow may read these as dictionaries.
     """
 
     repetition: int

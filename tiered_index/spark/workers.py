@@ -1,8 +1,8 @@
 """The memory of Spark's workers.
 
-Spark runs many tasks in one worker, in new threads, and glibc gives each thread an arena that keeps freed memory: of
-six merges of 8 million entries in one process the first peaked at 629 MiB and the last at 831 MiB, with one arena at
-566 to 589 MiB. So a worker (Linux with glibc) has one arena, and returns free memory between tasks.
+Spark runs many tasks in one worker, in new threads, and glibc gives each thread an arena that keeps freed memory. Of
+six merges of 8 million entries in one process, the first peaked at 629 MiB and the last at 831 MiB. With one arena they
+peaked at 566 to 589 MiB. So a worker (Linux with glibc) has one arena, and returns free memory between tasks.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class RequestContext(NamedTuple):
 
     @property
     def requests_left(self) -> int | None:
-        """How many more requests the limits allow; None: no limit."""
+        """Number of further requests that the limits allow; None: no limit."""
         left = [usage.requests_left for _, usage in self.usages]
         return min((number for number in left if number is not None), default=None)
 

@@ -65,7 +65,7 @@ class Usage:
 
     @property
     def requests(self) -> int:
-        """How many requests were made."""
+        """The number of requests that were made."""
         with _lock:
             return sum(self._requests.values())
 

@@ -32,7 +32,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 
 Stamp = tuple[int, ...]
-# Where the queue offset is in a message.
+# The place of the queue offset in a message.
 _QUEUE_OFFSET_AT = np.arange(20, 28)
 # Selects no topic, so that no keys are decoded
 _NO_KEYS = Selection(exclude=("*",))

@@ -5,8 +5,8 @@ the end can therefore have holes of zeros, even before bytes that were written l
 hole. But once a byte was seen, everything before it is written. A batch that may be newer than its first reading is
 read a second time, up to the last message that the first reading saw. That last message is accepted
 
-- if the first reading saw after it a message's head that is not older, the segment's blank, or damage before a message
-  that is not older; or
+- if the first reading saw one of these after it: a message's head that is not older, the segment's blank, or damage
+  before a message that is not older; or
 - if its body has its CRC, its properties have no zero, and nothing follows it or the previous round saw the same bytes.
 
 The reason for "older": a broker that truncates its log moves a position and zeroes nothing. The bytes after it stay

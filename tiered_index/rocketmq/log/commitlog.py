@@ -63,9 +63,9 @@ class MissingOffsets(CorruptFile):
 class CommitLogReader:
     """Reads the segments in `folder`.
 
-    `chunk_bytes` are read and decoded at a time. `check_crc` compares every body with its CRC while reading batches,
-    which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always checked.
-    `selection` selects the messages that have entries in the batches.
+    `chunk_bytes` are read and decoded at a time. `check_crc` compares every body with its CRC while reading batches.
+    The comparison takes a fourth of the time for bodies of 256 bytes, and half of it for bodies of 4 KiB. Single
+    messages are always checked. `selection` selects the messages that have entries in the batches.
     """
 
     folder: Path

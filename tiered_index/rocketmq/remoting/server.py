@@ -2,8 +2,8 @@
 
 One task for each connection reads frames, and one for each request answers it. Responses are sent when they are ready,
 with their request's `opaque`. A one-way request is processed and counted as others, but its response is not sent.
-Lookups run in a bounded pool of threads. A connection ends at the first bytes that are no frame, when it is idle for
-too long, and when its client disconnects, which also ends its lookups. Threads: one event loop's.
+Lookups run in a bounded pool of threads. A connection ends at the first bytes that are not a frame, when it is idle for
+too long, and when its client disconnects. Its end also ends its lookups. Threads: one event loop's.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class RemotingServer:
         self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
     ) -> Command:
         received_s = time.monotonic()
-        # Whoever acquires it accounts for the request: the thread that begins it, or else the loop
+        # Its owner accounts for the request: the thread that begins it, or else the loop
         begun = threading.Lock()
 
         def look_up() -> Command:

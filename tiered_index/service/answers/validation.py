@@ -6,7 +6,7 @@ Limits:
 - `queue_id` and `size`: 0 to 2**31-1; `offset`: 0 to 2**63-1
 - `timestamp_ms`: 0 to 253,402,300,799,999 (the year 9999)
 
-A topic id comes from the source, or is assigned from the topic's name (2**30 and 30 bits of its CRC32), so it is the
+A topic id comes from the source, or is assigned from the topic's name: 2**30 and 30 bits of its CRC32. So it is the
 same in every root. One id never means two names. Threads: any.
 """
 
@@ -238,10 +238,10 @@ def batch_columns(
 ) -> tuple[Columns, list[tuple[int, str]]]:
     """Return a batch of `put_batch` as checked and hashed columns, and its (id, name) pairs.
 
-    Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
-    Arrow timestamp), optionally `topic_id`, and every caller column of the schema without a default. In place of `key`
-    there may be `key_hash` and, for a keyed schema, `fingerprint`. Raises `InvalidArgument` naming the column and the
-    first bad row.
+    Columns: `topic`, `queue_id`, `key`, `offset`, `size`, `timestamp_ms`, optionally `topic_id`, and every caller
+    column of the schema without a default. A topic is text, or dictionary-encoded; a time is an integer, or an Arrow
+    timestamp. In place of `key` there may be `key_hash` and, for a keyed schema, `fingerprint`. Raises
+    `InvalidArgument` naming the column and the first bad row.
     """
     given = _as_mapping(batch)
     hashed = "key" not in given and "key_hash" in given

@@ -6,7 +6,7 @@ links that lead to an overlapping node: O(log n + hits).
 
 Invariants
 - A link is an immutable pair (target, greatest end), replaced as a whole, so readers get a consistent pair. The end is
-  never too small: an insertion raises it before it links the node, an extension before it extends the node, and a
+  never too small. An insertion raises it before it links the node, and an extension before it extends the node. A
   removal lowers it after it has unlinked the node. So a reader may visit too many nodes, but never too few.
 - A removed node keeps its links, so a reader on it continues in the list.
 - To replace a node, insert the new one first, with a begin that is not greater. It is then behind the old node, and a

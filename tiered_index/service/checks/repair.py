@@ -171,7 +171,7 @@ class Repairs:
 
         return name if name in publication.record("a repair", make).objects else None
 
-    # what has no good copy
+    # objects without a good copy
 
     def _give_up(self, stored: StoredObject, report: Report, *, yes: bool) -> Repair:
         told = [one for one in report.missing if one.object == stored.name]

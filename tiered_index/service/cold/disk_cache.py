@@ -6,7 +6,7 @@ entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
 ```
 
 Objects never change under one name, so an entry is never stale. Each CRC32 starts from the CRC32 of index, object, kind
-and piece number, so that an entry that was copied, cut or swapped does not match either. A damaged entry is deleted and
+and piece number. So an entry that was copied, cut or swapped does not match either. A damaged entry is deleted and
 fetched again. If it can't be deleted, it is logged once and ignored until it is replaced. An entry is a copy, so an
 error in this folder never fails a lookup.
 

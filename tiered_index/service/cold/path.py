@@ -182,7 +182,7 @@ class ColdPath:
         self._has_summary = False
         self._asks_summary = False
         self._directories_read = 0
-        # fetches what lookups with limits leave to later ones; one at a time, so that it takes little from lookups
+        # fetches filters and directories that lookups with limits did not; one at a time, so that lookups lose little
         self._background = DaemonPool(1, "tiered-index-later")
         # the compiled core's `LocalFile` of each object, by name
         self.in_core: dict[str, Any] = {}

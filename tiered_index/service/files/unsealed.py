@@ -204,8 +204,8 @@ class UnsealedFile(UnsealedEntries):
         self.journal_path = root.journal_path(self.file_id)
         self.table = table
         self.label = label_of(self)
-        self.failed = False  # an append or a seal was not completed
-        self._is_blank = not journal.batches  # the journal has only its first record
+        self.failed = False  # an append or a seal was not completed.
+        self._is_blank = not journal.batches  # the journal has only its first record.
         self._shown: tuple[int, int] | None = None  # entries in header and slot table on disk, and their time, ms
         self._descriptor: int | None = descriptor
         # the known end of allocated disk space; allocating more than once is harmless

@@ -47,8 +47,8 @@ class LocalFiles:
 
     def forget(self) -> None:
         """Forget all files, until the next `follow`."""
-        self._changes = -1  # the catalog's number of changes at the last `follow`
-        self._waiting: dict[str, Handle] = {}  # files that the storage does not have, and damaged ones
+        self._changes = -1  # the catalog's number of changes at the last `follow`.
+        self._waiting: dict[str, Handle] = {}  # files that the storage does not have, and damaged ones.
         # local copies of stored or removed objects, by sequence, and the keys of that dictionary by file id
         self._kept: SortedDict[tuple[int, str], CompactedFile] = SortedDict()
         self._places: dict[str, tuple[int, str]] = {}

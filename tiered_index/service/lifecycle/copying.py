@@ -113,8 +113,8 @@ class Copier:
     def open(self) -> LogState:
         """Read both logs, and return the source's state.
 
-        Raises `NotAnIndex` for the source, `InvalidArgument` if the target is an index but not a copy of the source,
-        `StorageMisconfigured`, and the errors of the storages.
+        Raises `NotAnIndex` for the source, `StorageMisconfigured`, and the errors of the storages. Raises
+        `InvalidArgument` if the target is an index but not a copy of the source.
         """
         # unchecked: of a storage with two histories, the history of the newest checkpoint is copied
         state = self.log.open(checks=False)

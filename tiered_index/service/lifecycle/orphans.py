@@ -2,8 +2,8 @@
 
 A new object may be published soon, and a reader may still use an object that was just merged. So nothing younger than
 `older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). A staged file is an
-orphan if the log has or had it, if no ticket names it, or if its only ticket is old and of a fenced writer. Foreign
-objects are reported and kept.
+orphan if the log has or had it, or if no ticket names it. It is one, too, if its only ticket is old and of a fenced
+writer. Foreign objects are reported and kept.
 
 It also gives up lost objects, which the log names but the storage does not have. One log record gives them up. From
 then on answers are complete except for their entries, and say so permanently. It is safe to repeat this.

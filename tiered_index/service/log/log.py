@@ -437,8 +437,8 @@ class StorageLog:
     def check_root(self) -> None:
         """Compare the log that was read with its root, with at most one request.
 
-        Raises `StorageBehind` if it is not the log that the root has seen, `RootBehind` if it has records of this root
-        that the root does not know.
+        Raises `StorageBehind` if it is not the log that the root has seen. Raises `RootBehind` if it has records of
+        this root that the root does not know.
         """
         if self._seen is not None:
             self.check_seen(self._seen.last)
@@ -557,8 +557,8 @@ class StorageLog:
     ) -> list[ObjectInfo]:
         """List the records after `state`.
 
-        Raises `CorruptFile` if one is missing, `StorageBehind` if the state's own record is missing or different, and
-        `StorageUnavailable` if there is no log, for example because a disk is not mounted.
+        Raises `CorruptFile` if one is missing, and `StorageBehind` if the state's own record is missing or different.
+        Raises `StorageUnavailable` if there is no log, for example because a disk is not mounted.
         """
         last = state.number
         # a listing, because a missing record need not be the end; it includes the last known record, because without

@@ -268,7 +268,7 @@ class StorageSession:
     lease_ttl_s: float
     describe: Callable[[IndexDescriptor | None], IndexDescriptor]
     """Takes the stored descriptor (None: a new index), and returns the descriptor that the index must have."""
-    index_id: str = ""  # of the root's index; empty: it has none
+    index_id: str = ""  # that of the root's index; empty if it has no index
     place: str = ""  # of the root's lock
     epoch: int = 0
     fenced: WriterFenced | None = None

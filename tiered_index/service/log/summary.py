@@ -1,8 +1,8 @@
 """The summary: directories and filters of many stored files in one object, which saves readers a request per file.
 
 It is a cache beside the checkpoints, and always valid, because objects never change under a name. A missing or damaged
-summary only costs requests. The process that appends a record renews it if it lacks enough objects, or if it has a
-removed object, so that no filter keeps erased keys. SPEC.md section 9.
+summary only costs requests. The process that appends a record renews it if it lacks enough objects, or has a removed
+object. So no filter keeps erased keys. SPEC.md section 9.
 
 Threads: the log serialises renewals of one process; `decode` and `encode` are pure.
 """

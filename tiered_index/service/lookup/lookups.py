@@ -279,10 +279,11 @@ class Lookups(ABC, Generic[ItemT]):
         """Return stored entries, bytes and monthly cost by topic, day (UTC) and state, as an Arrow table. One index
         only.
 
-        Columns: topic (text; null for archived segments and files without topic names), day (date32; null if not
-        known), state (as `place` of a file, or ``archived``), entries, bytes, usd_a_month (of objects in the storage,
-        by the setting `prices`) and estimated. A topic has a share of a file's bytes by its entries. The entries of a
-        file of several days are assumed to be spread evenly over them: `estimated`.
+        Columns: topic (text), day (date32), state, entries, bytes, usd_a_month and estimated. The topic is null for
+        archived segments and files without topic names; the day is null if it is not known. The state is the `place` of
+        a file, or ``archived``. The cost is that of objects in the storage, by the setting `prices`. A topic has a
+        share of a file's bytes by its entries. The entries of a file of several days are assumed to be spread evenly
+        over them: `estimated`.
 
         The call reads the directory of each stored file: one request unless it is cached. Errors: see `topics`.
         """

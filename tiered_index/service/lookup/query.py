@@ -1,6 +1,6 @@
 """Lookups over many files: prepare, search, and make one deterministic answer with its cost and missing files.
 
-A file is skipped only if `max_count` answers are strictly newer than its greatest second, so the answer does not depend
+A file is skipped only if `max_count` answers are strictly newer than its greatest second. So the answer does not depend
 on the order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
 `BudgetExceeded` has the partial answer.
 """

@@ -2,8 +2,8 @@
 
 The shards are not published yet. A piece is a run of base slots of all inputs; directories give its size before items
 are read. A base slot with too many entries (one hot key) is split by time into several pieces, newest first. Names are
-unique to the attempt, so a task may be repeated, run twice at once or stop at any moment. Memory: the directories,
-about 100 bytes per entry of one piece, its sort, and for each window two parts of an upload and 8 bytes per entry.
+unique to the attempt, so a task may be repeated, run twice at once or stop at any moment. Memory: the directories, and
+about 100 bytes per entry of one piece with its sort. Each window adds two parts of an upload and 8 bytes per entry.
 Threads: one per task.
 """
 

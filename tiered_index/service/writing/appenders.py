@@ -1,8 +1,8 @@
 """Appenders: each writes a sequence of unsealed files; the last one accepts entries.
 
-An appender begins a new file if the current one is full, if a timestamp's difference does not fit 32 bits, or after a
-failed append. After any error, the next write first ends a file that accepts no more entries (`_end`); nothing else
-must be undone. Threads: only the flusher's; any thread may read `active`.
+An appender begins a new file if the current one is full, or if a timestamp's difference does not fit 32 bits. It also
+does so after a failed append. After any error, the next write first ends a file that accepts no more entries (`_end`);
+nothing else must be undone. Threads: only the flusher's; any thread may read `active`.
 """
 
 from __future__ import annotations

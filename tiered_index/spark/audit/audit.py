@@ -110,10 +110,10 @@ def audit(
     """Check the index in `storage`, and compare it with `source` if one is given.
 
     For `source` and its `columns` see `build`. `begin_ms` and `end_ms` (inclusive, to the second) bound the comparison,
-    not the checks, for a source that has a part of the index, or the reverse. At most `most_listed` differences of each
-    kind are listed; all are counted. `progress` is called with (stage, tasks done, tasks).
-    Raises `NotAnIndex`, `InvalidArgument` (the source), and the storage's errors on the driver. The report lists an
-    object that can't be read; the comparison raises the storage's errors.
+    not the checks. Give them if the source has only a part of the index, or the reverse. At most `most_listed`
+    differences of each kind are listed; all are counted. `progress` is called with (stage, tasks done, tasks). Raises
+    `NotAnIndex`, `InvalidArgument` (the source), and the storage's errors on the driver. The report lists an object
+    that can't be read; the comparison raises the storage's errors.
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()

@@ -2,10 +2,10 @@
 
 Used by `LocalStorage`. Threads: any number, in any processes.
 
-On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character
-that object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A segment longer than `CHUNK` characters (file
-systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and names inside it start with ``%``
-(so that a rest of ``.`` or ``..`` is harmless). A path that does not decode is not an object and is never listed.
+On disk the last segment of a name is a file. Every earlier one is a folder whose name ends in ``%``, a character that
+object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A segment longer than `CHUNK` characters is cut,
+because file systems allow 255 bytes. Each full chunk is a folder ending in ``%%``, and names inside it start with
+``%``. So a rest of ``.`` or ``..`` is harmless. A path that does not decode is not an object and is never listed.
 
 A file appears under its final name whole and synced, or not at all. Half-made files are in one hidden folder, which no
 listing shows. Every folder of a path is made, and its parent synced, before the file. A folder directly below the root

@@ -210,8 +210,8 @@ class LocalStorage(SizedStorage):
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort the uploads that `list_uploads` yields; return how many there were.
 
-        With `older_than_ms` and no prefix it also removes half-made files of killed writers. Choose an age that no put
-        takes.
+        With `older_than_ms` and no prefix it also removes half-made files of killed writers. Choose an age
+        that is longer than any put.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:

@@ -2,10 +2,10 @@
 
 boto3 spends most of a GET's processor time in Python (docs/decisions/0085). A GET by boto3 shows the bucket's address,
 its region and the signer with the credentials; later GETs of ranges use obstore. After a fault, a redirect or a
-response that obstore does not accept, boto3 reads until it succeeds. Only boto3 reads if its client has no network
-(moto's decorator, a stub), behind a proxy, and in a process that was forked after obstore was loaded.
-Some servers, proxies and caches ignore ranges and answer 200 with the whole object. Such a response is refused before
-its body is read. Threads: any number.
+response that obstore does not accept, boto3 reads until it succeeds. boto3 makes all reads behind a proxy, and in a
+process that was forked after obstore was loaded. It also does so if its client has no network (moto's decorator, a
+stub). Some servers, proxies and caches ignore ranges and answer 200 with the whole object. Such a response is refused
+before its body is read. Threads: any number.
 """
 
 from __future__ import annotations
