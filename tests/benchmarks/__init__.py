@@ -1,1 +1,1 @@
-"""Benchmarks of this machine, and beside other systems: `python -m tests.benchmarks --help`."""
+"""Benchmarks of this machine, and of this project beside other systems: `python -m tests.benchmarks --help`."""

@@ -1,10 +1,9 @@
-"""Keys looked up in bulk in an index of very many messages, on executors of little memory: what is read of it, and of
-whom it takes memory.
+"""Bulk lookups in an index of very many messages, on executors with little memory: bytes read, and peaks of memory.
 
-The messages are those of `messages`, in tables of a day. Keys are taken evenly from all of them, without a range of
-time, or from the newest day, with that day as their range; one in twenty is a key of no message. Every answer is
-compared with how its message was made, and those of a sample with what `IndexReader.query` says. Runs on the driver.
-One thread.
+The messages are those of `messages`, in tables of a day. Keys are taken evenly from all messages, without a time range,
+or from the newest day, with that day as their range. One key in twenty has no message. Each answer is compared with the
+message that its number defines. The answers of a sample are also compared with those of `IndexReader.query`. This
+module runs on the driver, in one thread.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 @dataclass(frozen=True)
 class KeyBatch:
-    """`count` keys, by the numbers of their messages, of `entries` that lie in `days`; `kind` is `SPREAD` or
+    """`count` keys, by the numbers of their messages, among `entries` messages of `days` days. `kind` is `SPREAD` or
     `NEWEST`.
     """
 
@@ -65,13 +64,13 @@ class KeyBatch:
 
     @property
     def range_ms(self) -> tuple[int, int] | None:
-        """The range of time of the lookups (inclusive); None: no bound."""
+        """The time range of the lookups (inclusive), or None for no bound."""
         begin_ms = (BEGIN_S + (self.days - 1) * DAY_S) * 1000
         return (begin_ms, begin_ms + DAY_S * 1000 - 1) if self.kind == NEWEST else None
 
     @property
     def evenly(self) -> tuple[int, int]:
-        """The number of the first key's message, and how far apart they are."""
+        """The number of the first key's message, and the step between two numbers."""
         first, span = (
             (self.entries - self.entries // self.days, self.entries // self.days)
             if self.kind == NEWEST
@@ -81,14 +80,14 @@ class KeyBatch:
 
     @cached_property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """The numbers (i64, `count`); those from `ABSENT` on are of no message."""
+        """The numbers (i64, `count`). A number of `ABSENT` or more has no message."""
         first, step = self.evenly
         places = np.arange(self.count, dtype=np.int64)
         return np.where(places % _ABSENT_ONE_IN == 0, ABSENT + places, first + places * step)
 
     @cached_property
     def held(self) -> npt.NDArray[np.bool_]:
-        """Which of them (bool, `count`) a message has: it is there, and its key is not a shared one."""
+        """Return which keys (bool, `count`) have a message that exists, and are not shared keys."""
         own: npt.NDArray[np.bool_] = self.numbers % shared_step(self.entries, self.days) != 0
         return own & (self.numbers < ABSENT)
 
@@ -109,7 +108,7 @@ class KeyBatch:
 
 
 def counts_of(counts: Sequence[int], entries: int, days: int) -> list[tuple[str, int]]:
-    """Return what is looked up: each number of keys of either kind, at most half as many as there are messages."""
+    """Return the key batches: each number of keys, of either kind, at most half as many as there are messages."""
     most = {SPREAD: max(1, entries // 2), NEWEST: max(1, entries // days // 2)}
     return [(kind, count) for kind in most for count in dict.fromkeys(min(count, most[kind]) for count in counts)]
 
@@ -124,9 +123,9 @@ def look_up_many(
     watch: ProcessWatch,
     tell: Callable[..., None],
 ) -> None:
-    """Build the index in `folder`, look up each number of keys, and tell what that cost.
+    """Build the index in `folder`, look up each number of keys, and pass the costs to `tell`.
 
-    Raises `RuntimeError` where an answer is wrong.
+    Raises `RuntimeError` for a wrong answer.
     """
     storage = f"file://{folder}/index"
     source = message_frame(spark, entries, days, max(4, entries // 1_000_000))
@@ -160,17 +159,17 @@ def look_up_many(
 
 
 def taken(begun: float, watch: ProcessWatch) -> dict[str, Any]:
-    """Return what Spark has taken since `begun`: seconds, and the peaks of its processes."""
+    """Return the seconds since `begun`, and the peaks of memory of Spark's processes since then."""
     elapsed_s, peaks = time.perf_counter() - begun, watch.peaks_mib()
     memory = {"workers_mib": peaks.get("worker", []), "java_mib": peaks.get("java", [])}
     return {"elapsed_s": elapsed_s, **memory, "load_average": os.getloadavg()[0]}
 
 
 def check_answers(spark: SparkSession, answers: str, batch: KeyBatch, storage: str, sample: int = _SAMPLE) -> int:
-    """Compare written answers with the messages, all of them, and a random sample with a reader's; return how many that
-    sample has.
+    """Compare all written answers with the messages, and a random sample with a reader's. Return the answers in the
+    sample.
 
-    Raises `RuntimeError` where they differ.
+    Raises `RuntimeError` if they differ.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 

@@ -49,7 +49,7 @@ COLD = Suite("cold", cold_specs, _run)
 
 
 def curve_space_bytes(setting: Setting) -> int:
-    """Return the bytes of disk that the files for `query_many` need, stored and local."""
+    """Return the disk space in bytes that the files for `query_many` need, stored and local."""
     return 2 * _curve_layout(setting).unsealed_size * _CURVE_FILES
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks`: measure this machine, and this project beside others; what `make bench...` runs."""
+"""`python -m tests.benchmarks`: measure this machine, and this project beside others. `make bench...` runs it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ON_SPARK = ("spark", "spark-lookup")
 def benchmarks(
     session: Session,
     suites: Annotated[
-        list[SuiteName] | None, typer.Argument(help="Suites to run. Default: all but those of Spark.")
+        list[SuiteName] | None, typer.Argument(help="Suites to run. Default: all except those of Spark.")
     ] = None,
     preset: Preset = "native",
     slots: Slots = None,
@@ -45,20 +45,20 @@ def benchmarks(
     rounds: Rounds = 3,
     quick: Quick = False,
     entries: Annotated[
-        int | None, typer.Option(min=1_000, help="Suites of Spark: entries that are built, merged, looked up.")
+        int | None, typer.Option(min=1_000, help="Suites of Spark: number of entries to build, merge and look up in.")
     ] = None,
     master: Annotated[
-        list[str] | None, typer.Option(help="Suite spark, and --scale: where Spark runs; several times.")
+        list[str] | None, typer.Option(help="Suite spark, and --scale: the Spark master; several times.")
     ] = None,
     scale: Annotated[
         list[int] | None,
         typer.Option(
             min=1_000,
-            help="Suites of Spark: measure memory, of lookups also what is read, at so many entries; several times.",
+            help="Suites of Spark: measure memory, and bytes that lookups read, with this many entries; several times.",
         ),
     ] = None,
     keys: Annotated[
-        list[int] | None, typer.Option(min=1, help="Suites of Spark: keys that are looked up at once; several times.")
+        list[int] | None, typer.Option(min=1, help="Suites of Spark: number of keys to look up at once; several times.")
     ] = None,
     root_dir: RootDir = None,
     out: Out = None,
@@ -125,7 +125,7 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
 
 
 app = alone(benchmarks)
-# programs with options of their own
+# these programs have their own options
 PROGRAMS = {"billion": alone(billion), "cold-peers": alone(cold_peers), "scale": alone(scale), "soak": alone(soak)}
 
 

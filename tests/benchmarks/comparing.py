@@ -1,7 +1,7 @@
 """Tables of documents that compare stores.
 
-A document has titles and versions in `columns`, by store, and in `sizes` what was measured: `columns` again, by store
-and figure the values of the rounds.
+A document has `columns`: titles and versions, by store. It also has `sizes`: measurements of each size. Their own
+`columns` have the values of the rounds, by store and figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def medians(size: Document) -> dict[str, dict[str, float]]:
 
 
 def heading(size: Document) -> str:
-    """Return what stands above one size's table."""
+    """Return the heading of one size's table."""
     if "per_key" not in size:
         return f"{size['entries']:,} entries"
     count = max((len(values) for figures in size["columns"].values() for values in figures.values()), default=0)
@@ -36,8 +36,10 @@ def table(
     greatest: Collection[str] = (),
     plain: Collection[str] = (),
 ) -> str:
-    """Return one size's table in Markdown: a row for each of `figures`, a column for each store. The best value of a
-    row is bold: the smallest, or the greatest of those in `greatest`. Rows in `plain` have no best value.
+    """Return one size's table in Markdown: a row for each of `figures`, a column for each store.
+
+    The best value of a row is bold: the smallest, or the greatest of those in `greatest`. Rows in `plain` have no best
+    value.
     """
     columns = medians(size)
     titles = [document["columns"][name]["title"] for name in columns]

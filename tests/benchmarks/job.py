@@ -1,10 +1,10 @@
-"""The program that the suites of Spark start, once a master: a process and a Java of its own, on as many cores as the
-master says; `run_process` starts it.
+"""The program that the suites of Spark start, once per master. Each has its own process and Java, on as many cores as
+the master says. `run_process` starts it.
 
-    python -m tests.benchmarks.job DOCUMENT.json        prints a JSON line a measurement
+    python -m tests.benchmarks.job DOCUMENT.json        prints a JSON line per measurement
 
-The document is a `Job`. All is done twice on few entries before the first round: the first time is not told, since
-classes are loaded and workers are forked; the second one tells what a job takes however small it is.
+The document is a `Job`. Before the first round, the program does everything twice on few entries. The first time loads
+classes and forks workers, and is not reported. The second time gives the fixed costs of a job.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries
-    instead, of builds and merges, or of bulk lookups of `counts` keys.
+    """The work of one process. `folder` has the source and the results.
 
-    `prepare`: write the source, the index that merges are measured on, and what is joined. `counts` keys are looked up
-    and joined; with `duck` DuckDB writes Parquet, too; without `all_ways` what is `ways.LEFT_OUT` is.
+    With `scale`, it is a memory run of that many entries: of builds and merges, or of bulk lookups of `counts` keys.
+    `prepare`: write the source, the index for merges, and the table for joins. `counts` keys are looked up and joined.
+    With `duck`, DuckDB writes Parquet, too. Without `all_ways`, the process skips `ways.LEFT_OUT`.
     """
 
     master: str
@@ -80,9 +80,7 @@ class Job:
 
 
 def run_process(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run a job; yield the name and the values of each measurement as it comes. Raises `RuntimeError` where the job
-    fails.
-    """
+    """Run a job; yield the name and the values of each measurement at once. Raises `RuntimeError` if the job fails."""
     document = Path(job.folder) / "job.json"
     document.write_text(json.dumps(asdict(job)))
     complaints = Path(job.folder) / "job.log"
@@ -121,20 +119,21 @@ def index_config(job: Job) -> IndexConfig:
 
 
 def merge_options(entries: int, days: int, item_bytes: int) -> MergeOptions:
-    """Return options under which each day is some four shards: what keeps two cores busy."""
+    """Return options under which each day has about four shards, enough for two cores."""
     return MergeOptions(shard_bytes=max(_LEAST_SHARD, entries // days * item_bytes // 4))
 
 
 @contextlib.contextmanager
 def copy_of(folder: Path, name: str) -> Iterator[Path]:
-    """A copy of the index `name` to merge; deleted at the end."""
+    """Yield a copy of the index `name` to merge, and delete it at the end."""
     with tempfile.TemporaryDirectory(prefix="merged-", dir=folder) as target:
         yield Path(shutil.copytree(folder / name, Path(target) / "index"))
 
 
 def run_job(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> None:
-    """Measure on `spark`; tell each measurement by name, with its values, and whether it is of few entries: such a job
-    takes little more than its fixed part.
+    """Measure on `spark`. Call `tell` with each measurement's name and values, and whether it has few entries.
+
+    A job of few entries takes little more than its fixed part.
     """
     folder = Path(job.folder)
     if job.prepare:
@@ -149,7 +148,7 @@ def run_job(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> N
 
 
 def _prepare(spark: SparkSession, job: Job, folder: Path) -> None:
-    """Write the source, the index of short windows that merges are measured on, and the table that is joined."""
+    """Write the source, the index of short windows for merges, and the table for joins."""
     source = str(folder / "messages")
     message_frame(spark, job.entries, job.days, max(8, job.entries // 2_500_000)).write.parquet(source)
     build(spark, source, storage=f"file://{folder}/parts", window=MERGE_SOURCES_S, config=index_config(job))
@@ -159,7 +158,7 @@ def _prepare(spark: SparkSession, job: Job, folder: Path) -> None:
 
 
 def _measure_all(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell, *, keep: bool) -> None:
-    """Measure every way once; with `keep` the index and Parquet's files stay in the job's folder."""
+    """Measure every way once. With `keep`, the index and the Parquet files stay in the job's folder."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     folder = Path(job.folder)
@@ -204,7 +203,7 @@ def _measure_all(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell,
 
 
 def sum_of_lookup(spark: SparkSession, keys: DataFrame, index: str, config: IndexConfig) -> tuple[int, int]:
-    """Look keys up; return as `sum_of`."""
+    """Look keys up, and return the same values as `sum_of`."""
     result = look_up(spark, keys, storage=index, config=config)
     assert result.frame is not None
     try:
@@ -214,10 +213,10 @@ def sum_of_lookup(spark: SparkSession, keys: DataFrame, index: str, config: Inde
 
 
 def run_scale(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> None:
-    """Build and merge `job.scale` entries that are made in Spark; tell the peaks of memory of each."""
+    """Build and merge `job.scale` entries that Spark makes; report the peaks of memory of each step."""
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
         storage = f"file://{folder}/index"
-        # as many tasks as files of a million messages would make
+        # as many tasks as a source of files with a million messages each would have
         source = message_frame(spark, job.scale, job.days, max(4, job.scale // 1_000_000))
         watch.restart()
         begun = time.perf_counter()
@@ -248,10 +247,10 @@ def _session(master: str) -> SparkSession:
 
 
 def main(document: str) -> None:
-    """Run the job that a file describes."""
+    """Run the job of the document."""
     job = Job(**json.loads(Path(document).read_text()))
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Java says things on stdout
+    os.dup2(2, 1)  # Java writes messages to stdout
 
     def tell(name: str, **values: Any) -> None:
         print(json.dumps({"name": name, **values}), file=out, flush=True)

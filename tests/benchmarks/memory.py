@@ -1,10 +1,10 @@
-"""Peak memory and CPU time of processes: of any, and of those below this one: Java's, and the Python workers that Spark
-forks. Linux.
+"""Peak memory and CPU time of processes (Linux): of any one, and of all below this one, such as Java and Spark's
+workers.
 
-The kernel keeps each process's greatest resident size (VmHWM), so that sampling misses nothing but a process that lives
-between two samples; `restart` sets it back. CPU time is summed over samples too, and misses what a process has used
-since its last one: the time of an idle worker that Spark ends is in no process's times of its children. Threads: the
-sampler's own, and the caller's.
+The kernel keeps each process's greatest resident size (VmHWM), and `restart` resets it. So sampling misses only a
+process that lives between two samples. CPU time is summed over samples too. It misses the CPU time after a process's
+last sample, because an idle worker that Spark ends is in no process's times of its children. Threads: the sampler's
+own, and the caller's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Look once."""
+        """Take one sample."""
         raise NotImplementedError
 
 
@@ -54,20 +54,20 @@ class ProcessWatch(Sampler):
     def __init__(self) -> None:
         super().__init__()
         self._peaks: dict[str, dict[int, int]] = {}
-        # CPU seconds of each process, by its id and when it began
+        # CPU seconds of each process, by its id and start time
         self._spent: dict[str, dict[tuple[int, str], float]] = {"java": {}, "python": {}}
         self._lock = threading.Lock()
 
     def restart(self) -> None:
-        """Forget all peaks, also the kernel's."""
+        """Reset all peaks, also the kernel's."""
         with self._lock:
             self._peaks = {}
             for pid in below(os.getpid()):
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def peaks_mib(self) -> dict[str, list[int]]:
-        """Return the peaks in MiB, greatest first, by kind: ``java``, ``worker``, ``python`` (other ones)."""
+        """Return the peaks in MiB, greatest first, by kind: ``java``, ``worker``, ``python`` (the others)."""
         self.sample()
         with self._lock:
             return {
@@ -76,9 +76,7 @@ class ProcessWatch(Sampler):
             }
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds that this process and those below it have used, ended ones too: ``java``,
-        ``python``.
-        """
+        """Return the CPU seconds of this process and all below it, ended ones too, by kind: ``java``, ``python``."""
         self.sample()
         with self._lock:
             return {kind: sum(spent.values()) for kind, spent in self._spent.items()}
@@ -111,9 +109,9 @@ def below(root: int) -> dict[int, tuple[str, int]]:
 
 
 def times(pid: int) -> tuple[str, float]:
-    """Return when a process began, and its CPU seconds; nothing where it has ended."""
+    """Return a process's start time and CPU seconds, or nothing if it has ended."""
     try:
-        # behind the name, which may have blanks
+        # after the name, which can contain blanks
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return "", 0.0
@@ -121,7 +119,7 @@ def times(pid: int) -> tuple[str, float]:
 
 
 def proc_lines(file: str) -> dict[str, str]:
-    """Return the ``name: value`` lines of a file in /proc; nothing of a process that has ended."""
+    """Return the ``name: value`` lines of a file in /proc, or nothing if the process has ended."""
     try:
         lines = Path("/proc", file).read_text().splitlines()
     except OSError:
@@ -130,12 +128,12 @@ def proc_lines(file: str) -> dict[str, str]:
 
 
 def memory_bytes(pid: int | str, name: str) -> int:
-    """Return a number of bytes of a process's status, such as ``VmRSS``; 0 where it has ended."""
+    """Return a number of bytes from a process's status, such as ``VmRSS``; 0 if it has ended."""
     return int(proc_lines(f"{pid}/status").get(name, "0").split()[0]) * _KIB
 
 
 def disk_bytes(*paths: Path) -> int:
-    """Return the space that files and folders take on the disk; of files that go meanwhile, none."""
+    """Return the disk space of files and folders. A file that is deleted meanwhile counts as 0."""
     total = 0
     files = [Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names]
     for file in (*files, *(path for path in paths if path.is_file())):

@@ -1,15 +1,14 @@
-"""The messages of the suites of Spark, made inside Spark from their numbers, and the Parquet files that they are
-compared with.
+"""The messages of the suites of Spark, made in Spark from their numbers, and the Parquet files of the comparison.
 
-Nothing is stored first, and any key can be asked for again. Messages are spread evenly over the days. Every (a day /
-64)th has one of 64 keys that all days hold once each; every other one has a key of its own, 32 hexadecimal digits (MD5
-of its number). Runs on the driver and in tasks; PySpark is imported by who has a session.
+Nothing is stored first, and any key can be made again. Messages are spread evenly over the days. Every (a day / 64)th
+message has one of 64 keys that all days have once each. Every other message has its own key of 32 hexadecimal digits
+(MD5 of its number). The code runs on the driver and in tasks. Only a caller with a session imports PySpark.
 
-Parquet is what a data engineer would do otherwise: a Spark job that writes the messages partitioned by day and sorted
-by key, in two layouts. *Plain*: the columns as they are, sorted by topic and key, Spark's own defaults (row groups of
-128 MiB). *Tuned*: a 64-bit hash in place of the key's text, sorted by it, row groups of 1 MiB (some 30,000 rows), and a
-Bloom filter on the hash in each. Both are compressed by zstd. Jobs run on a session of the caller's; files are written
-to a local folder.
+A data engineer would otherwise use Parquet: a Spark job writes the messages partitioned by day and sorted by key. There
+are two layouts. *Plain* has the columns unchanged, sorted by topic and key, with Spark's defaults (row groups of 128
+MiB). *Tuned* has a 64-bit hash in place of the key's text and is sorted by it. Its row groups of 1 MiB (about 30,000
+rows) each have a Bloom filter on the hash. Both are compressed by zstd. Jobs run on a session of the caller's, and
+write files to a local folder.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 TOPIC = "TopicOrder01"
 DAY_S = 86_400
 BEGIN_S = 1_700_000_000 // (30 * DAY_S) * (30 * DAY_S)
-"""The beginning of a window, whether of an hour, a day or 30 days."""
+"""The beginning of a window of any length: an hour, a day or 30 days."""
 ABSENT = 1 << 50
-"""Numbers from here on are no message's."""
+"""No message has a number from this one on."""
 
 
 def quiet_session(master: str, level: str = "ERROR", **settings: str) -> SparkSession:
-    """Return a session without console pages that says little."""
+    """Return a session without console pages and with few log lines."""
     from tiered_index.spark import open_session
 
     quiet = {"spark.ui.enabled": "false", "spark.local.dir": tempfile.gettempdir()}
@@ -44,12 +43,12 @@ def quiet_session(master: str, level: str = "ERROR", **settings: str) -> SparkSe
 
 
 def key_in_one(number: int) -> str:
-    """Return the key of message `number`, or of none from `ABSENT` on."""
+    """Return the key of message `number`. From `ABSENT` on, the key has no message."""
     return hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()
 
 
 def shared_step(entries: int, days: int) -> int:
-    """Return how far apart the messages with a key that all days hold are."""
+    """Return the distance of messages whose key all days have."""
     return max(1, entries // days // SHARED)
 
 
@@ -74,7 +73,7 @@ def message_columns(entries: int, days: int, number: Any) -> dict[str, Column]:
         "key": F.when(number % step == 0, shared).otherwise(own),
         "offset": number * 4096 + F.pmod(mixed, F.lit(1000)),
         "size": (F.pmod(mixed, F.lit(4000)) + 96).cast("int"),
-        # whole numbers: rounded ones would put a day's first message into the day before
+        # integers: a rounded number would put a day's first message into the day before
         "timestamp_ms": F.lit(BEGIN_S * 1000)
         + F.call_function("div", number.cast("long") * (days * DAY_S * 1000), F.lit(entries)),
     }
@@ -82,7 +81,7 @@ def message_columns(entries: int, days: int, number: Any) -> dict[str, Column]:
 
 
 _FILE_ROWS = 8_000_000
-# a file of some 128 to 256 MiB
+# a file of about 128 to 256 MiB
 _GROUP_BYTES, _GROUP_ROWS = 1 << 20, 32_768
 
 
@@ -115,8 +114,9 @@ _BUCKETS = 16
 
 
 def write_buckets(messages: DataFrame, target: Path) -> None:
-    """Write messages as a table of Spark's in buckets by topic and key, a sorted file each: what keys are joined with
-    where the messages themselves are too many to shuffle.
+    """Write messages as a Spark table in buckets by topic and key, with a sorted file each.
+
+    Keys are joined with it if there are too many messages to shuffle.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -127,10 +127,10 @@ def write_buckets(messages: DataFrame, target: Path) -> None:
 
 
 def sum_of_join(spark: SparkSession, keys: DataFrame, buckets: Path) -> tuple[int, int]:
-    """Join keys with the table of `write_buckets`; return as `sum_of`."""
+    """Join keys with the table of `write_buckets`, and return the same values as `sum_of`."""
     name = _table(buckets)
     if not spark.catalog.tableExists(name):
-        # another process has written it, whose catalog is its own
+        # another process has written the table, with its own catalog
         columns = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
         clustered = f"CLUSTERED BY (topic, key) SORTED BY (topic, key) INTO {_BUCKETS} BUCKETS"
         spark.sql(f"CREATE TABLE {name} ({columns}) USING parquet {clustered} LOCATION '{buckets}'")
@@ -142,7 +142,7 @@ def _table(folder: Path) -> str:
 
 
 def sum_of(frame: DataFrame) -> tuple[int, int]:
-    """Return how many entries there are, and the sum of their offsets and sizes."""
+    """Return the number of entries, and the sum of their offsets and sizes."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     row = frame.agg(F.count("offset"), F.sum(F.col("offset") + F.col("size"))).collect()[0]
@@ -150,12 +150,12 @@ def sum_of(frame: DataFrame) -> tuple[int, int]:
 
 
 def keys_folder(folder: Path, count: int) -> str:
-    """Return where `write_keys` writes."""
+    """Return the folder that `write_keys` writes to."""
     return str(folder / f"keys-{count}")
 
 
 def write_keys(spark: SparkSession, folder: Path, count: int, entries: int) -> None:
-    """Write keys of messages all over the days."""
+    """Write keys of messages from all days."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     number: Any = F.col("id") * (entries // count) + 1
@@ -166,8 +166,9 @@ def write_keys(spark: SparkSession, folder: Path, count: int, entries: int) -> N
 
 
 def write_by_duckdb(source: str, target: Path, cores: int | None) -> None:
-    """Write the messages of Parquet files sorted by hash, by DuckDB on so many cores, with as much memory as it takes
-    by itself; what is left spills beside `target`.
+    """Write messages of Parquet files sorted by hash, by DuckDB, on the given number of cores.
+
+    DuckDB uses its default amount of memory, and spills beside `target`.
     """
     import duckdb
 

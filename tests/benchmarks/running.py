@@ -1,4 +1,4 @@
-"""Run suites of figures in a fresh folder, and print what they measured."""
+"""Run suites of figures in a new folder, and print the results."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
 _QUICK = (500_000, 2_000_000)
 Preset = Annotated[Literal["native", "rocketmq"], Option(help="File family.")]
-Slots = Annotated[int | None, Option(min=1, help="Hash slots a file; the preset's where not given.")]
-Items = Annotated[int | None, Option(min=1_000, help="Items a file; the preset's where not given.")]
+Slots = Annotated[int | None, Option(min=1, help="Hash slots per file. Default: the preset's.")]
+Items = Annotated[int | None, Option(min=1_000, help="Items per file. Default: the preset's.")]
 Rounds = Annotated[int, Option(min=1, help="Rounds; figures are their medians.")]
-Quick = Annotated[bool, Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")]
-RootDir = Annotated[Path | None, Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")]
+Quick = Annotated[bool, Option("--quick", help="Smaller amounts. Default: 500,000 slots and 2,000,000 items.")]
+RootDir = Annotated[Path | None, Option(help="Folder to measure in. Default: TMPDIR or /var/tmp.")]
 Out = Annotated[Path | None, Option(help="Write the JSON document to this file, too.")]
 
 
 def base_folder(root_dir: Path | None) -> Path:
-    """Return the folder to measure in, which is made where it is missing."""
+    """Return the folder to measure in, and make it if it is missing."""
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)
     return base
@@ -54,7 +54,7 @@ def write_document(out: Path | None, document: object) -> None:
 def check_places(session: Session, suites: Sequence[str] | None, stored: Mapping[str, Callable[[str], object]]) -> None:
     """Raise `InvalidArgument` for a root, for a file of settings, and for a storage that the suites don't read from.
 
-    `stored`: the suites that read from the user's storage, each alone, with what checks it.
+    `stored`: the suites that read from the user's storage, each alone, with its check of the storage.
     """
     alone = suites[0] if suites is not None and len(suites) == 1 else None
     if (
@@ -63,7 +63,7 @@ def check_places(session: Session, suites: Sequence[str] | None, stored: Mapping
         or (session.storage is not None and alone not in stored)
     ):
         raise InvalidArgument(
-            f"bench measures indexes of its own, in --root-dir: no --root, --config, nor --storage but for suite "
+            f"bench makes its own indexes in --root-dir: leave out --root and --config; give --storage only with suite "
             f"{' or '.join(stored)} alone"
         )
     if session.storage is not None and alone is not None:
@@ -85,12 +85,12 @@ def measure(
     out: Path | None,
     space_bytes: int,
 ) -> int:
-    """Run suites in a fresh folder and report. Raises `DiskFull` for less than `space_bytes` free."""
+    """Run suites in a new folder and report. Raises `DiskFull` if fewer than `space_bytes` are free."""
     started_s = time.monotonic()
     base = base_folder(root_dir)
     if (free := shutil.disk_usage(base).free) < space_bytes:
         raise DiskFull(
-            f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(space_bytes)} (--root-dir, --items)"
+            f"{base} has {human_bytes(free)} free; the benchmark needs {human_bytes(space_bytes)} (--root-dir, --items)"
         )
     machine = facts(base)
     tables: list[Table] = []
@@ -123,7 +123,7 @@ def run_suites(
     tick: Callable[[str], None],
     tables: list[Table] | None = None,
 ) -> Iterator[Figure]:
-    """Yield every figure; add tables to `tables`. `tick` gets the suite's name after each pass of a round."""
+    """Yield every figure, and add tables to `tables`. `tick` gets the suite's name after each pass of a round."""
     for suite in suites:
         meter = Meter(setting.rounds, partial(tick, suite.name))
         with scratch(folder) as place:
@@ -142,7 +142,7 @@ def run_suites(
 
 
 def _top(profiles: Sequence[cProfile.Profile]) -> tuple[Frame, ...]:
-    """Return the functions that took most time in themselves."""
+    """Return the functions with the most time in themselves."""
     if not profiles:
         return ()
     stats: Any = pstats.Stats(*profiles)

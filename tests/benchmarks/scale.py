@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks scale`: what an index of many objects costs, without their entries.
+"""`python -m tests.benchmarks scale`: the costs of an index of many objects, without their entries.
 
 The log, the checkpoint, the catalog, the skip list, and the plans of merges, expiry and orphans are the real ones. Only
 the objects are synthetic: the log names them, and they are empty. Nothing here reads an entry. Each phase runs in a new
@@ -56,7 +56,7 @@ _MOST_INDEXES = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: what it is, its unit, and its value at each size."""
+    """One figure: its name, its unit, and its value at each size."""
 
     name: str
     unit: str
@@ -71,7 +71,7 @@ def synthetic_objects(count: int, base: int) -> Iterator[StoredObject]:
     windows = (days_begin_s - _BEGIN_S) // _LONG_S
     numbers = itertools.count()
     yield from _tables(numbers, windows, max(1, (count - daily - files) // windows), _BEGIN_S, _LONG_S, base)
-    # those of the last day are files yet
+    # objects of the last day are still files
     yield from _tables(numbers, _DAYS - 1, max(1, daily // _DAYS), days_begin_s, _DAY_S, base)
     for number in range(files):
         begin_s = _END_S - _DAY_S + number * _DAY_S // files
@@ -123,7 +123,7 @@ def _mib(name: str) -> float:
 
 
 def _written(folder: str, count: int) -> list[Row]:
-    """Write the log of about `count` objects, and their empty objects; return what the writer's plans cost."""
+    """Write the log of about `count` objects, and the empty objects; return the costs of the writer's plans."""
     layout = IndexConfig.load(environment=False).geometry()
     storage = LocalStorage(folder)
     log = StorageLog(storage, SystemClock())
@@ -178,7 +178,7 @@ def _opened(folder: str, _: int) -> list[Row]:
     ):
         choose = partial(reader._views[0].catalog.overlapping, low, low + length_s - 1)
         found = choose()
-        # one GET a file or table, if every filter lets the key pass
+        # one GET per file or table, if every filter lets the key pass
         most_usd = prices.cost_usd({"get_range": len(found)}, 0) * 1e6
         rows += [
             Row(f"choose files of {name}", "CPU us", _cpu_s(choose, 21) * 1e6),
@@ -190,7 +190,7 @@ def _opened(folder: str, _: int) -> list[Row]:
 
 
 def _orphans(folder: str, _: int) -> list[Row]:
-    """Look for orphans two days later: every object is listed."""
+    """Look for orphans two days later, which lists every object."""
     storage = Later(LocalStorage(folder), 2 * _DAY_S)
     log = StorageLog(storage, SystemClock())
     listed = sum(1 for _ in storage.list(DATA_PREFIX))
@@ -215,7 +215,7 @@ def _refreshed(folder: str, _: int) -> list[Row]:
         stored = _object((1 << 40) + number, _END_S, _END_S + 1, None)
         appended.append(_cpu_s(partial(publish, log, epoch, (stored,))))
         refreshed.append(_cpu_s(reader.refresh))
-        # by their names, the newest one is the last
+        # by their names, the newest object is the last
         written.append(
             max((i.name, i.size_bytes) for i in storage.list(CHECKPOINT_PREFIX) if not is_summary(i.name))[1]
         )
@@ -231,7 +231,7 @@ def _refreshed(folder: str, _: int) -> list[Row]:
 
 
 def _several(folder: str, count: int) -> list[Row]:
-    """Read as many objects as one index, but in the indexes of up to 100 writers below a prefix."""
+    """Read as many objects as one index has, but in the indexes of up to 100 writers below a prefix."""
     layout = IndexConfig.load(environment=False).geometry()
     indexes = min(_MOST_INDEXES, count // 100)
     for place in range(indexes):
@@ -277,7 +277,7 @@ def measured(folder: Path, count: int) -> list[Row]:
 def scale(
     session: Session,
     objects: Annotated[
-        list[int] | None, typer.Option(min=1_000, help="How many objects; several times. Default: 1000 10000 100000.")
+        list[int] | None, typer.Option(min=1_000, help="Number of objects; several times. Default: 1000 10000 100000.")
     ] = None,
     root_dir: RootDir = None,
     out: Out = None,
@@ -294,7 +294,7 @@ def scale(
       python -m tests.benchmarks scale --objects 1000 --objects 1000000 --out scale.json
     """
     if session.root is not None or session.storage is not None or session.config_file is not None:
-        raise InvalidArgument("scale measures an index of its own: give no --root, --storage or --config")
+        raise InvalidArgument("scale makes its own index: leave out --root, --storage and --config")
     sizes = sorted(set(objects or (1_000, 10_000, 100_000)))
     columns: list[list[Row]] = []
     with session.progress("measuring", len(sizes)) as progress, scratch(base_folder(root_dir)) as folder:

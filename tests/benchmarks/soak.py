@@ -1,10 +1,10 @@
 """`python -m tests.benchmarks soak`: one index under load for a long time; memory by minute.
 
-Producers put at a fixed rate with the time of now, the background life cycle compacts, uploads and expires, a thread
-merges, and readers compare each answer with the model: number n of a producer has key n mod KEYS, so a key's answer
-follows from the first number and the second of each batch. An answer holds every entry that was acknowledged before the
-lookup began, and none that was not yet put when it ended. Threads: two producers, two readers, one that merges, and the
-caller's, which samples.
+Producers put at a fixed rate with the present time. The background life cycle compacts, uploads and expires, and a
+thread merges. Readers compare each answer with the model. Number n of a producer has key n mod KEYS, so a key's answer
+follows from the first number and the second of each batch. An answer has every entry that was acknowledged before the
+lookup began. It has no entry whose put began after the lookup ended. Threads: two producers, two readers, one that
+merges, and the caller's, which samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BATCH = 1_000
 _PRODUCERS = 2
 _READERS = 2
 _GRACE_S = 3_600.0
-# a seal every so many seconds at most, so that merges and expiry have files to work on
+# a seal at most after this many seconds, so that merges and expiry have files
 _SEAL_S = 60.0
 _MERGED_AFTER_S = 30
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -48,9 +48,9 @@ I64 = npt.NDArray[np.int64]
 
 
 class Ledger:
-    """The batches of one producer: the first number and the second of each, and how many are begun and acknowledged.
+    """The batches of one producer: each one's first number and second, and how many are begun and acknowledged.
 
-    Threads: one that puts, any that read. A batch is noted before its put begins.
+    One thread puts, and any thread reads. A batch is recorded before its put begins.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Ledger:
         self.acknowledged = 0
 
     def begin(self, second: int) -> int:
-        """Note a batch of the second, and return its first number."""
+        """Record a batch of the second, and return its first number."""
         first = self.begun * _BATCH
         self._firsts[self.begun], self._seconds[self.begun] = first, second
         self.begun += 1
@@ -76,7 +76,7 @@ class Ledger:
 
 @dataclass
 class Minute:
-    """What a minute of the soak looked like."""
+    """The figures of one minute of the soak."""
 
     minute: int
     entries: int
@@ -89,7 +89,7 @@ class Minute:
 
 
 class Soak:
-    """One run. `wrong` holds what an answer lacked or had too much."""
+    """One run. `wrong` has the missing and the additional entries of answers."""
 
     def __init__(self, config: IndexConfig, rate: int, seed: int) -> None:
         self._config, self._rate, self._seed = config, rate, seed
@@ -102,7 +102,7 @@ class Soak:
         self.wrong: list[str] = []
 
     def run(self, minutes: float) -> Iterator[Minute]:
-        """Put, look up and merge for so many minutes; yield what each was. Raises what a thread fails by."""
+        """Put, look up and merge for this many minutes; yield each minute's figures. Raises the error of a thread."""
         with IndexService.open(self._config) as index:
             for number in range(_PRODUCERS):
                 self._crew.begin(f"producer-{number}", self._produce, index, number)
@@ -166,7 +166,7 @@ class Soak:
             self.wrong.append(f"key-{key} from {low}: {wrong}")
 
     def _wrong(self, answer: QueryResult, key: int, before: list[int], low: int) -> str | None:
-        """Return what is wrong with an answer, if anything."""
+        """Return the fault of an answer, if any."""
         if answer.status != "complete":
             return f"status {answer.status}"
         found = [(item.timestamp_ms // 1000, item.offset, item.queue_id) for item in answer]
@@ -208,7 +208,7 @@ class Soak:
 
 
 def sparkline(values: list[float]) -> str:
-    """Return a bar a value, from 0 to the greatest."""
+    """Return one bar per value, from 0 to the greatest."""
     most = max([*values, 0.0]) or 1.0
     return "".join(_SPARKS[min(7, int(value / most * 8))] for value in values)
 
@@ -227,7 +227,7 @@ def soak(
     """Run one index under load: two producers, background life cycle, expiry, a merge a minute, two readers.
 
     Each answer is compared with a model. Prints memory, descriptors, threads and disk by minute. Without --storage the
-    objects lie in a folder, which is deleted at the end. Exit code 1: an answer was wrong.
+    objects are in a folder, which is deleted at the end. Exit code 1: an answer was wrong.
 
     [bold]Examples[/bold]
 
@@ -236,7 +236,7 @@ def soak(
       python -m tests.benchmarks soak --minutes 5 --storage "s3://bucket/soak?endpoint_url=http://127.0.0.1:7480"
     """
     if session.root is not None:
-        raise InvalidArgument("soak makes a root of its own in --root-dir: leave --root out")
+        raise InvalidArgument("soak makes its own root in --root-dir: leave out --root")
     with scratch(base_folder(root_dir)) as folder:
         config = IndexConfig.load(
             session.config_file,

@@ -1,13 +1,15 @@
-"""Suite `spark`: CPU seconds of builds, audits, merges and bulk lookups by Spark, beside Spark's own jobs on Parquet,
-DuckDB and one process; requests of lookups in a year of hourly files.
+"""Suite `spark`: CPU seconds of builds, audits, merges and bulk lookups by Spark, and of other ways.
 
-CPU seconds are Java's and the Python workers' together, since times of a busy machine say little. Each master is
-measured in a process of its own, on as many cores as it has; everything is written to local folders. With `--scale` the
-suite measures memory instead: of each Python worker, by the number of entries.
+The other ways are Spark's own jobs on Parquet, DuckDB and one process. The suite also counts the requests of lookups in
+a year of hourly files.
+
+CPU seconds are Java's and the Python workers' together, since elapsed time on a busy machine says little. Each master
+runs in a separate process, on as many cores as it has. Everything is written to local folders. With `--scale` the suite
+measures memory instead: of each Python worker, by the number of entries.
 
 One process without Spark does the same work by `put_batch` and the life cycle, and by the code of `tiered-index merge`.
-It stays on one core, or for merges by two threads on two. Its build's files are published, not yet merged to days: what
-a live writer does. One thread, but for the merge's.
+It uses one core, or for merges two threads on two cores. Its build publishes files that are not yet merged to days, as
+a live writer does. The suite uses one thread, and the merge its own.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def _growth(kind: str) -> str:
 
 @dataclass
 class _Spent:
-    """What each way took in each round, by (way, number of keys), and on few entries, by way: its fixed part."""
+    """The use of each way in each round, by (way, number of keys), and on few entries, by way: its fixed part."""
 
     rounds: dict[tuple[str, int], list[dict[str, float]]] = field(default_factory=dict)
     few: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -67,18 +69,18 @@ class _Spent:
         return self.median(way, "java_s", "python_s")
 
     def fixed_s(self, way: str) -> float:
-        """Return the CPU seconds of a job on few entries; 0 where none was measured."""
+        """Return the CPU seconds of a job on few entries; 0 if none was measured."""
         return statistics.median([values["java_s"] + values["python_s"] for values in self.few.get(way, ())] or [0.0])
 
 
 class Spark:
-    """The source is made once; every round builds and merges it anew."""
+    """The source is made once. Every round builds and merges it again."""
 
     name = "spark"
     passes = 1
 
     def specs(self, setting: SparkSetting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
+        """Do as `Suite.specs`."""
         amounts = SparkAmounts.of(setting)
         if amounts.scale:
             goal = at_most(_MOST_GROWTH) if len(amounts.scale) > 1 else None
@@ -94,7 +96,7 @@ class Spark:
         return specs
 
     def run(self, setting: SparkSetting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
+        """Do as `Suite.run`."""
         amounts = SparkAmounts.of(setting)
         if amounts.scale:
             _run_scale(amounts, folder, meter)
@@ -133,7 +135,7 @@ def job_of(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job
 
 
 def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
-    """Return a line a job: what it took, what of that it takes however little there is, and beside what it stands."""
+    """Return a line per job: its use, its fixed part, and the ways to compare it with."""
     rows: list[tuple[Any, ...]] = []
     for way, keys in spent.rounds:
         cpu_s, fixed_s = spent.cpu_s((way, keys)), spent.fixed_s(way)
@@ -159,7 +161,7 @@ def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
 
 
 def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
-    """Build and merge each number of entries in a fresh cluster; record by how much the greatest worker grows."""
+    """Build and merge each number of entries in a new cluster; record the growth of the greatest worker."""
     rows: list[tuple[Any, ...]] = []
     peaks: dict[str, list[int]] = {"build": [], "merge": []}
     master = amounts.masters[0]
@@ -190,8 +192,8 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
 
 
 def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
-    """Put the messages of `folder`/messages, compact and upload them on one core; return the CPU seconds it took."""
-    # imported when asked for: it loads pandas, and --help imports this module
+    """Put the messages of `folder`/messages, compact and upload them on one core; return the CPU seconds."""
+    # imported here, because it loads pandas, and --help imports this module
     import pyarrow.dataset as ds
 
     with tempfile.TemporaryDirectory(prefix="alone-", dir=folder) as place:
@@ -205,7 +207,7 @@ def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
 
 
 def _merge_alone(folder: Path, config: IndexConfig, entries: int, days: int, threads: int) -> float:
-    """Merge a copy of `folder`/parts to days by as many threads as cores; return the CPU seconds it took."""
+    """Merge a copy of `folder`/parts to days by as many threads as cores; return the CPU seconds."""
     with copy_of(folder, "parts") as parts, LocalStorage(parts) as storage, _on_cores(threads):
         log = StorageLog(storage, SystemClock())
         log.open()
@@ -218,7 +220,7 @@ def _merge_alone(folder: Path, config: IndexConfig, entries: int, days: int, thr
 
 @contextlib.contextmanager
 def _on_cores(count: int) -> Iterator[None]:
-    """Keep the process on one core; with more it may use all there are, of which the threads keep so many busy."""
+    """Keep the process on one core. With more cores it may use all, and the threads keep that many busy."""
     if count > 1:
         yield
         return

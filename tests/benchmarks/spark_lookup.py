@@ -1,8 +1,8 @@
-"""Suite `spark-lookup`: what bulk lookups on Spark read of an index, and of whom they take memory, on two executors of
-1 GiB.
+"""Suite `spark-lookup`: bytes that bulk lookups on Spark read of an index, and peaks of memory, on two executors of 1
+GiB.
 
-Messages have a key of their own each but for some (`messages`); keys are taken evenly from all of them, from 1,000 up
-to 1,000,000 (`bulk`). CPU time beside a join is suite `spark`'s.
+Most messages have a key of their own (`messages`). Keys are taken evenly from all of them, from 1,000 up to 1,000,000
+(`bulk`). Suite `spark` compares CPU time with that of a join.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MIB = 1 << 20
 
 
 class SparkLookup:
-    """Of each number of entries an index is built, and each number of keys is looked up in it once."""
+    """For each number of entries, an index is built, and each number of keys is looked up in it once."""
 
     name = "spark-lookup"
     passes = 1
 
     def specs(self, setting: SparkSetting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
+        """Do as `Suite.specs`."""
         return [
             Spec(_part_read(entries, *batch), "ratio")
             for entries in _scale(setting)
@@ -37,7 +37,7 @@ class SparkLookup:
         ]
 
     def run(self, setting: SparkSetting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
+        """Do as `Suite.run`."""
         amounts = SparkAmounts.of(setting)
         master = setting.masters[0] if setting.masters else SCALE_MASTER
         counts = wanted_keys(setting)

@@ -21,7 +21,7 @@ def _message(key: str, number: int) -> dict[str, object]:
 
 
 def _answers() -> list[dict[str, object]]:
-    """The right answers: the newest 64 of the hot key, the one of the rare key, none of the absent key."""
+    """Return the right answers: the newest 64 of the hot key, the one of the rare key, none of the absent key."""
     rows = [_message(_HOT, 99 - place) | {"position": place, "status": "truncated"} for place in range(64)]
     rows.append(_message(_RARE, 500) | {"position": 0, "status": "complete"})
     none = dict.fromkeys(("queue_id", "offset", "size", "timestamp_ms", "position"))

@@ -1,4 +1,6 @@
-"""The comparison in object storage, tiny and without the other stores: its server, its oracle, and a whole run."""
+"""The comparison in object storage, with few entries and without the other stores: its server, its oracle, and a whole
+run.
+"""
 
 from __future__ import annotations
 

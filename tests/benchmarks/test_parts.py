@@ -1,4 +1,4 @@
-"""The parts of the benchmark: goals, sections and profiles, and figures of suites that are made up."""
+"""The parts of the benchmark: goals, sections and profiles, and figures of synthetic suites."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_memory_that_is_taken_is_seen():
         held = np.ones(8 << 20)  # 64 MiB
         deadline = threading.Event()
         for _ in range(6_000):
-            # other memory may be given back meanwhile
+            # other memory can be freed meanwhile
             if memory.peak_mib >= 40 or deadline.wait(0.01):
                 break
     assert memory.peak_mib >= 40, held.nbytes
@@ -82,7 +82,7 @@ def test_wrong_work_is_no_figure():
 
 
 class MadeUp:
-    """Figures of no suite: one far off its goal, one that keeps it."""
+    """Figures of no real suite: one misses its goal by far, one meets it."""
 
     name = "made-up"
     passes = 2
@@ -145,7 +145,7 @@ def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
     small_goals, goals = ({s.name for s in suite.specs(at) if s.goal is not None} for at in (setting, full))
     extra = {"compact": 3, "recovery": 2, "cold": 6}.get(name, 0)
     assert len(goals) == len(small_goals) + extra
-    if name != "spark":  # its goals are of requests and memory, which no profile of time explains
+    if name != "spark":  # its goals limit requests and memory, which no profile of time explains
         assert all(s.sections for s in suite.specs(full) if s.goal is not None and s.unit != "MiB")
 
 

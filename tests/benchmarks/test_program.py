@@ -1,4 +1,5 @@
-"""`python -m tests.benchmarks`, tiny: every suite measures each of its figures in every round. Never how fast.
+"""`python -m tests.benchmarks` with few entries: every suite records each of its figures in every round. No test judges
+their values.
 
 Tests of the suites of Spark are in tests/spark.
 """
@@ -42,7 +43,7 @@ GOALS = {
 
 @pytest.fixture(params=["native", pytest.param("rocketmq", marks=pytest.mark.slow)])
 def measured(request, tmp_path_factory):
-    """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
+    """One run of all suites: its outcome, its folder, and its output."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
     outputs = ("--json", "--out", folder / "out.json")
@@ -145,7 +146,7 @@ def _tables_beside_the_figures_are_of_the_cold_suite(measured):
 
 @pytest.mark.long
 def test_a_run_of_every_suite(measured):
-    """One test: processes that share the tests of a file would each measure."""
+    """All checks are one test, because processes that share a file's tests would each measure again."""
     _the_document_is_the_file_and_nothing_else_is_left(measured)
     _machine_and_setting_are_said(measured)
     _every_figure_has_its_rounds(measured)

@@ -1,4 +1,4 @@
-"""The program that measures indexes of many objects: it runs, and its figures are of the index that it says."""
+"""The program that measures indexes of many objects: it runs, and its figures are of the index that it names."""
 
 from __future__ import annotations
 

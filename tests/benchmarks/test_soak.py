@@ -1,4 +1,4 @@
-"""The soak, for some seconds: its answers agree with its model, and a wrong answer is noticed."""
+"""The soak, for a few seconds: its answers agree with its model, and it notices a wrong answer."""
 
 from __future__ import annotations
 

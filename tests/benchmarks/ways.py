@@ -1,4 +1,4 @@
-"""What the suites of Spark measure, by its name in figures and tables."""
+"""The ways that the suites of Spark measure, by their names in figures and tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
 DUCK = "Parquet by hash, DuckDB"
 ALL = (BUILD, BUILD_FRAME, AUDIT, MERGE, PLAIN, TUNED, DUCK, HASH_KEY, XXHASH)
 BESIDE = {BUILD: (TUNED, PLAIN, DUCK), BUILD_FRAME: (TUNED,), AUDIT: (BUILD,), HASH_KEY: (XXHASH,), LOOKUP: (JOIN,)}
-"""What each is compared with, in the same run."""
+"""The ways to compare each way with, in the same run."""
 LEFT_OUT = (BUILD_FRAME, PLAIN, HASH_KEY, XXHASH)
-"""What is not measured with many entries."""
+"""The ways that are not measured with many entries."""

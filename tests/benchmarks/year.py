@@ -1,8 +1,7 @@
-"""A simulated year: an hourly file of few entries each, merged to days and to windows of 30 days; GETs a lookup before
-and after.
+"""A simulated year of small hourly files, merged to days and to windows of 30 days; GETs per lookup before and after.
 
-The files are written by the format's own code and published by log records, a week's in each; the clock stands at the
-year's end, so the newest window of 30 days may not be over. Everything lies in memory. One thread.
+The format's own code writes the files, and log records publish them, a week's in each. The clock is at the year's end,
+so the newest window of 30 days may not be over. Everything is in memory. One thread uses this module.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ _BEGIN_S = 1_700_000_000 // MONTH_S * MONTH_S
 _TOPIC, _TOPIC_ID = "orders", 1
 _IN_ALL, _ABSENT = "in-every-hour", "nobody's"
 _ENTRIES = 8
-# of an hour: one of the common key, the others of the hour's own
+# per hour: one of the common key, the others of keys that only this hour has
 _RANGES = {"1 day": 1, "7 days": 7, "30 days": 30, "90 days": 90, "180 days": 180, "all": 0}
 
 
 class YearOfFiles:
-    """`hours` files in a storage of their own; `merge` merges what is over."""
+    """`hours` files in a storage of their own. `merge` merges the windows that are over."""
 
     def __init__(self, hours: int) -> None:
         self.hours = hours
-        # two hours after the last file, so that its day is old enough to be merged
+        # two hours after the last file, so that its day is old enough to merge
         self.clock = ManualClock((self.end_s + 2 * HOUR_S) * 1000)
         self.storage = MemoryStorage(clock=self.clock)
         self.log = StorageLog(self.storage, self.clock)
@@ -57,11 +56,11 @@ class YearOfFiles:
 
     @property
     def end_s(self) -> int:
-        """Where the newest file's hour ends, in epoch seconds."""
+        """The end of the newest file's hour, in epoch seconds."""
         return _BEGIN_S + self.hours * HOUR_S
 
     def merge(self, window_s: int) -> None:
-        """Merge what is over into windows."""
+        """Merge the windows that are over."""
         merge(self.storage, self.log, self.clock, MergeOptions(window_s=window_s, min_age_s=HOUR_S), threads=1)
 
     def range_ms(self, hours: int) -> tuple[int, int]:
@@ -69,7 +68,9 @@ class YearOfFiles:
         return (self.end_s - hours * HOUR_S) * 1000, self.end_s * 1000 - 1
 
     def in_range(self, hours: int) -> int:
-        """Return how many windows (tables, and files that are in none) overlap the newest `hours`, by the log."""
+        """Return how many windows overlap the newest `hours`, by the log. A window is a table, or a file that is in no
+        table.
+        """
         begin, end = (value // 1000 for value in self.range_ms(hours))
         state = self.log.refresh()
         return len(
@@ -81,8 +82,7 @@ class YearOfFiles:
         )
 
     def gets(self, hours: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Return GETs of a lookup in the newest hours, by hours: of the key that every file holds, and of one that none
-        does.
+        """Return GETs of a lookup in the newest hours, by hours: of the key that every file has, and of an absent one.
 
         Directories are known, filters and blocks are not.
         """
@@ -90,7 +90,7 @@ class YearOfFiles:
             block_cache_bytes=0, filter_after_probes=10**9, directory_cache_bytes=1 << 30, refresh_interval_s=1e9
         )
         found = {}
-        # it would bring filters
+        # a summary would bring filters
         without_summary(self.storage)
         with IndexReader.open(config=config, storage_backend=self.storage, clock=self.clock) as reader:
             reader.query(_TOPIC, _IN_ALL, max_count=self.hours)
@@ -151,7 +151,7 @@ def _adding(added: tuple[StoredObject, ...], state: LogState) -> LogRecord | Non
 
 
 def year_table(weeks: int) -> tuple[Table, bool]:
-    """Return GETs a lookup by range and by what was merged, and whether they are the windows in range throughout."""
+    """Return GETs of a lookup by range and by merges, and whether they equal the windows in range throughout."""
     year = YearOfFiles(weeks * 7 * 24)
     ranges = {name: days * 24 or year.hours for name, days in _RANGES.items() if days * 24 <= year.hours}
     columns = ["range", "hourly files: GETs"]

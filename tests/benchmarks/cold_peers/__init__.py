@@ -1,1 +1,1 @@
-"""`python -m tests.benchmarks.cold_peers`: the same entries in an object store, here and in the stores of others."""
+"""`python -m tests.benchmarks.cold_peers`: the same entries in an object store, in this index and in other stores."""

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks cold-peers`: what `make bench-cold` runs."""
+"""`python -m tests.benchmarks cold-peers`: the command of `make bench-cold`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _PEERS_PYTHON = _TOP / ".venv-cold" / "bin" / "python"
 @command
 def cold_peers(
     session: Session,
-    entries: Annotated[list[int] | None, typer.Option(min=10_000, help="Entries; several times.")] = None,
+    entries: Annotated[list[int] | None, typer.Option(min=10_000, help="Number of entries; several times.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this column; several times.")] = None,
     rounds: Rounds = 3,
-    delay: Annotated[float, typer.Option(min=0, help="Milliseconds that each request waits.")] = 30.0,
+    delay: Annotated[float, typer.Option(min=0, help="Delay of each request in milliseconds.")] = 30.0,
     peers_python: Annotated[
-        Path | None, typer.Option(help="Python that has the other stores' packages; .venv-cold's where it is there.")
+        Path | None,
+        typer.Option(help="Python with the other stores' packages. Default: that of .venv-cold, if it exists."),
     ] = None,
     root_dir: RootDir = None,
     out: Out = None,
-    page: Annotated[bool, typer.Option("--page", help="Measure nothing, put --out into docs/comparison.md.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Measure nothing; put --out into docs/comparison.md.")] = False,
 ) -> int:
     """Look keys up in object storage: by this index, SlateDB, Lance, pyarrow and DuckDB, over one S3 server.
 
@@ -55,16 +56,16 @@ def cold_peers(
       python -m tests.benchmarks cold-peers --out build/cold.json --page
     """
     if session.root is not None or session.storage is not None:
-        raise InvalidArgument("cold-peers starts a storage of its own: leave --root and --storage out")
+        raise InvalidArgument("cold-peers starts its own storage: leave out --root and --storage")
     if unknown := [name for name in only or () if name not in COLUMNS]:
         raise InvalidArgument(f"--only {unknown[0]}: the columns are {', '.join(COLUMNS)}")
     if page:
         if out is None:
-            raise InvalidArgument("--page needs --out, the document of a run")
+            raise InvalidArgument("--page needs --out with the document of a run")
         rewrite_page(json.loads(out.read_text()))
         return 0
     python = str(peers_python or (_PEERS_PYTHON if _PEERS_PYTHON.exists() else sys.executable))
-    # a column may begin with another one's objects
+    # a column may start from another column's objects
     wanted = {part for name in only or COLUMNS for part in (COLUMNS[name].base, name)}
     found, skipped = versions(python, [name for name in COLUMNS if name in wanted])
     chosen = [name for name in found if COLUMNS[name].base is None or COLUMNS[name].base in found]

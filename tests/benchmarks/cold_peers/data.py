@@ -1,7 +1,7 @@
-"""The entries of the comparison in object storage, and what each store must answer.
+"""The entries of the comparison in object storage, and the right answers.
 
-Entries cover 30 days, evenly. Nearly every key has four or five of them, a quarter of all keys' entries
-apart: about a week. Every hundredth entry has one of 20 hot keys. An entry's number says everything about it.
+Entries cover 30 days, evenly. Nearly every key has four or five entries, about a week apart (a quarter of all keys'
+entries). Every hundredth entry has one of 20 hot keys. An entry's number defines the entry.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SPAN_MS = _DAYS * 86_400_000
 
 @dataclass(frozen=True)
 class Data:
-    """`entries` entries, which arrive in `file_count` files."""
+    """`entries` entries, in `file_count` files."""
 
     entries: int
     file_count: int = 240
 
     @property
     def keys(self) -> int:
-        """How many keys there are beside the hot ones."""
+        """The number of keys that are not hot."""
         return self.entries * _KEYS_A_THOUSAND // 1000
 
     def files(self) -> Iterator[pa.RecordBatch]:
-        """Yield all entries in order of time, those of a file at a time."""
+        """Yield all entries in order of time, one file at a time."""
         for file in range(self.file_count):
             numbers = np.arange(self.entries * file // self.file_count, self.entries * (file + 1) // self.file_count)
             yield self._batch(numbers)
@@ -53,8 +53,8 @@ class Data:
         return (_BEGIN_MS + numbers * (_SPAN_MS // 1000) // self.entries * 1000) // 1000
 
     def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of `count` different keys with entries, never those of another seed's draw while there
-        are enough keys.
+        """Return the numbers of `count` different keys with entries. Draws of two seeds share no key while there are
+        enough keys.
         """
         order = np.random.default_rng(0).permutation(self.keys)
         return np.roll(order, -seed * count)[:count]
@@ -73,7 +73,7 @@ class Data:
         return self._rows(numbers[numbers % _HOT_EVERY != 0])
 
     def expected_hot(self, number: int, count: int) -> list[list[int]]:
-        """Return the same of the newest `count` entries of a hot key."""
+        """Return [second, offset, queue] of the newest `count` entries of a hot key, newest first."""
         return self._rows(np.arange(number * _HOT_EVERY, self.entries, _HOT_EVERY * HOT_KEYS))[:count]
 
     def _rows(self, numbers: npt.NDArray[np.int64]) -> list[list[int]]:

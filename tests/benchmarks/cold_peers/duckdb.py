@@ -1,7 +1,8 @@
 """DuckDB on the Parquet file of the other column, by its extension `httpfs`.
 
-Set up as its documentation advises for repeated queries: it keeps the file's footer and the answers of HEAD requests.
-It keeps no data, so that data stays cold. The extension comes as a package: nothing is downloaded at run time.
+The settings are those that its documentation advises for repeated queries. DuckDB keeps the file's footer and the
+answers of HEAD requests. It keeps no data, so that data stays cold. The extension comes as a package, so nothing is
+downloaded at run time.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Reader:
         self._one = f'SELECT {_COLUMNS} {self._from} WHERE key = ? ORDER BY second DESC, "offset" DESC LIMIT ?'
 
     def lookup(self, key: str, count: int) -> list[list[int]]:
-        """Return [second, offset, queue] of the newest `count` entries, by a cursor of its own, as threads need it."""
+        """Return [second, offset, queue] of the newest `count` entries. Each thread needs its own cursor."""
         return list(map(list, self._connection.cursor().execute(self._one, [key, count]).fetchall()))
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same for each key, by a list of values."""
+        """Return the same entries for each key, by a list of values."""
         statement = f"SELECT key, {_COLUMNS} {self._from} WHERE key IN (SELECT unnest(?)) ORDER BY second DESC"
         rows: dict[str, list[list[int]]] = {key: [] for key in keys}
         for key, *row in self._connection.execute(statement, [keys]).fetchall():

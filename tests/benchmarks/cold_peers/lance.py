@@ -1,8 +1,8 @@
 """Lance by pylance: one dataset sorted by key, newest first, with a B tree on the key.
 
-Set up as its documentation advises: the file format's default version, an index of type `BTREE` for lookups of one
-value, and for warm lookups `prewarm_index`, which reads the whole index into memory. Lance caches metadata and index
-pages, but no data.
+The settings are those that its documentation advises: the file format's default version, and an index of type `BTREE`
+for lookups of one value. Warm lookups use `prewarm_index`, which reads the whole index into memory. Lance caches
+metadata and index pages, but no data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reader:
         return _rows(found.to_table())
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same for each key, by one list of values."""
+        """Return the same entries for each key, by one list of values."""
         wanted = ", ".join(f"'{key}'" for key in keys)
         found = self._dataset.to_table(columns=["key", *_COLUMNS], filter=f"key IN ({wanted})", scan_in_order=True)
         return by_key(keys, found)
@@ -42,7 +42,7 @@ class Reader:
 
 
 def by_key(keys: list[str], found: Any) -> list[list[list[int]]]:
-    """Return the rows of each key out of a table with a column `key`."""
+    """Return the rows of each key from a table with a column `key`."""
     rows: dict[str, list[list[int]]] = {key: [] for key in keys}
     for key, row in zip(found["key"].to_pylist(), _rows(found), strict=True):
         rows[key].append(row)
@@ -70,7 +70,7 @@ def sorted_entries(source: Path) -> Any:
 
 def build(place: dict[str, str], source: Path) -> None:
     """Sort all entries, write them, and index the key."""
-    # by itself it sorts keys in 300 MB, which five million of them exceed
+    # by default it sorts keys in 300 MB, which is too little for five million keys
     os.environ["LANCE_MEM_POOL_SIZE"] = str(_SORT_BYTES)
     import lance
 

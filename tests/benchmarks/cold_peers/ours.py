@@ -1,4 +1,4 @@
-"""This index with the settings that it has by itself: 240 files of three hours, and the tables merged out of them.
+"""This index with its default settings: 240 files of three hours, and the tables merged from them.
 
 Warm readers keep no slot groups (`block_cache_bytes=0`), so that data stays cold.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TOPIC = "TopicOrder01"
-# as docs/using.md advises where entries are to be read elsewhere within 0.7 s
+# as docs/using.md advises, if other processes must read entries within 0.7 s
 _SOON: dict[str, Any] = {"seal_after_s": 0.25, "checkpoint_every": 32}
 _REFRESH_S = 0.1
 
@@ -21,7 +21,7 @@ class Reader:
     """An `IndexReader` on the storage alone."""
 
     def __init__(self, place: dict[str, str], warm: bool = False, follow: bool = False) -> None:
-        # here, not above: a new process is measured with what it imports, and a build needs more
+        # not at the top: the time of a new process includes its imports, and a build needs more of them
         from tiered_index import IndexReader
 
         settings: dict[str, Any] = {"block_cache_bytes": 0, "refresh_interval_s": 3600.0} if warm else {}
@@ -35,7 +35,7 @@ class Reader:
         return [[item.timestamp_ms // 1000, item.offset, item.queue_id] for item in result]
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same for each key."""
+        """Return the same entries for each key."""
         found = self._reader.query_many([(TOPIC, key) for key in keys])
         starts, rows = found.starts.tolist(), found.rows
         columns = zip(*(rows[name].tolist() for name in ("second", "offset", "queue_id")), strict=True)
@@ -48,7 +48,7 @@ class Reader:
 
 
 def build(place: dict[str, str], source: Path, window: str | None = None) -> None:
-    """Put, compact and upload each file of the source; or merge what is there into tables of `window`."""
+    """Put, compact and upload each file of the source, or with `window` merge the uploaded files into its tables."""
     if window is not None:
         from tiered_index import merge
         from tiered_index.format.names import INDEX_SUFFIX
@@ -57,7 +57,7 @@ def build(place: dict[str, str], source: Path, window: str | None = None) -> Non
         with contextlib.closing(open_storage(_uri(place))) as storage:
             merged = [each.name for each in storage.list() if each.name.endswith(INDEX_SUFFIX)]
             merge(_uri(place), window=window)
-            # which `tiered-index orphans --yes` does a day later
+            # `tiered-index orphans --yes` does this a day later
             storage.delete_many(merged)
         return
 
@@ -78,7 +78,7 @@ def build(place: dict[str, str], source: Path, window: str | None = None) -> Non
 
 @contextlib.contextmanager
 def writer(place: dict[str, str]) -> Iterator[Callable[[str], None]]:
-    """Yield what puts an entry of a key, now."""
+    """Yield a function that puts an entry of a key with the present time."""
     import time
 
     from tiered_index import IndexService

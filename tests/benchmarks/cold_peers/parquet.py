@@ -1,9 +1,9 @@
-"""One Parquet file by pyarrow: sorted by key, newest first; a lookup reads the row groups whose statistics can hold
-the key.
+"""One Parquet file by pyarrow, sorted by key, newest first. A lookup reads the row groups whose statistics allow the
+key.
 
-Set up as pyarrow's documentation advises: zstd, statistics, `pre_buffer`, which reads the columns of a row group side
-by side. Row groups have 30,720 rows, a quarter of DuckDB's default: smaller ones make a lookup cheaper and the footer
-longer. The footer is read once.
+The settings are those that pyarrow's documentation advises: zstd, statistics, and `pre_buffer`, which reads the columns
+of a row group in parallel. Row groups have 30,720 rows, a quarter of DuckDB's default. Smaller ones make a lookup
+cheaper and the footer longer. The footer is read once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reader:
         return [list(row) for row in zip(*(found[name].to_pylist() for name in _COLUMNS), strict=True)]
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same for each key, by one list of values."""
+        """Return the same entries for each key, by one list of values."""
         found = self._fragment.to_table(columns=["key", *_COLUMNS], filter=self._field.isin(keys))
         return by_key(keys, found)
 
@@ -53,7 +53,7 @@ def build(place: dict[str, str], source: Path) -> None:
 
 
 def path_of(place: dict[str, str]) -> str:
-    """Return bucket and key of the file."""
+    """Return the file's bucket and key."""
     return f"{place['bucket']}/{place['prefix']}/entries.parquet"
 
 

@@ -1,9 +1,9 @@
-"""Rounds of stores, interleaved, over one server: build each once, then look up in each in turn.
+"""Interleaved rounds of stores over one server: build each store once, then look keys up in each in turn.
 
-A store lives in processes that this one starts. One builds it, without delay. A warm one stays open for all rounds;
-its metadata is known, its data cold: every lookup has a fresh key, and no store caches data. New processes look one
-key up and end. Requests and bytes are the server's count. Every answer is compared with the oracle, and a wrong one
-ends the run.
+This process starts every process of a store. One builds the store, without delay. A warm one stays open for all rounds:
+it knows the metadata, but its data is cold. Every lookup has a new key, and no store caches data. Other processes look
+up one key and end. The server counts requests and bytes. Every answer is compared with the oracle, and a wrong one ends
+the run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Column:
-    """One store in one form: how it is built, opened once by a new process, and opened warm."""
+    """One store in one form: its build, its first lookup in a new process, and its warm lookups."""
 
     title: str
     module: str
@@ -48,10 +48,10 @@ class Column:
     base: str | None = None
     """The column whose objects it begins with."""
     build: dict[str, Any] | None = field(default_factory=dict)
-    """Options of the build; None: it reads the base's own objects."""
+    """Options of the build, or None to read the base's own objects."""
     warm: dict[str, Any] = field(default_factory=dict)
     follows: bool = False
-    """Whether a reader elsewhere is measured beside a writer."""
+    """Whether a reader in another process is measured while a writer runs."""
 
 
 COLUMNS = {
@@ -68,7 +68,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much is measured in a round."""
+    """The amounts that one round measures."""
 
     rounds: int = 3
     processes: int = 2
@@ -86,7 +86,7 @@ class _Failed(RuntimeError):
 
 
 class _Server(Child):
-    """The server's process, and what controls it."""
+    """The server's process, and calls that control it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("-m", "tests.benchmarks.cold_peers.server", str(folder), env=_environment("", False))
@@ -105,16 +105,16 @@ class _Server(Child):
         self._control(f"delay?ms={milliseconds}")
 
     def counts(self) -> _Cost:
-        """Return what was asked for since the last call."""
+        """Return the server's counts since the last call."""
         counts = self._control("counts")
         return _Cost(*(int(counts.get(kind, 0)) for kind in ("get", "list", "put", "bytes")))
 
     def copy(self, source: str, target: str) -> None:
-        """Give the objects below one prefix names below another, too."""
+        """Give objects below one prefix a second name below another prefix."""
         self._control(f"copy?source={_BUCKET}/{source}&target={_BUCKET}/{target}")
 
     def stored_bytes(self, prefix: str) -> float:
-        """Return the size of an object, or of all below a prefix."""
+        """Return the size of an object, or of all objects below a prefix."""
         return self._control(f"size?prefix={_BUCKET}/{prefix}")["bytes"]
 
 
@@ -135,7 +135,7 @@ class _Cost:
 
 
 class _Worker(Child):
-    """A process of a store, asked by lines of JSON."""
+    """A process of a store. Requests and answers are lines of JSON."""
 
     def __init__(self, python: str, endpoint_url: str, job: dict[str, Any]) -> None:
         self._what = f"{job['module']} in phase {job['phase']}"
@@ -150,7 +150,7 @@ class _Worker(Child):
         return answer
 
     def ask(self, **asked: Any) -> dict[str, Any]:
-        """Ask for something, and return the answer."""
+        """Send a request, and return the answer."""
         self.tell(json.dumps(asked))
         return self.answer()
 
@@ -165,13 +165,13 @@ def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
         **CREDENTIALS,
         "PYTHONPATH": str(_TOP),
-        # names by which SlateDB's object store knows them; this index would ask boto3 what they mean
+        # SlateDB's object store reads these names; this index would ask boto3 for the credentials
         **({"AWS_REGION": REGION, "AWS_ENDPOINT": endpoint_url, "AWS_ALLOW_HTTP": "true"} if peer else {}),
     }
 
 
 def versions(python: str, columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what each column's store is, by column, and why the others are left out, by title."""
+    """Return each column's versions, by column, and the reasons for columns that are left out, by title."""
     found, skipped = {}, {}
     for name in columns:
         column = COLUMNS[name]
@@ -191,10 +191,10 @@ def versions(python: str, columns: Sequence[str]) -> tuple[dict[str, str], dict[
 def run(
     columns: Sequence[str], entries: int, amounts: Amounts, python: str, folder: Path, note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure columns in a folder; return the part of the document that is of this size.
+    """Measure columns in a folder; return the part of the document for this size.
 
-    `note` is called before each step with the number of those done. Raises `RuntimeError` for a wrong answer and where
-    a process fails.
+    Before each step, the function calls `note` with the number of finished steps. Raises `RuntimeError` for a wrong
+    answer, and if a process fails.
     """
     data = Data(entries, amounts.files)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in columns}
@@ -215,7 +215,7 @@ def run(
         server.delay(amounts.delay_ms)
         workers = {name: opened.enter_context(run_of.opened(name)) for name in columns}
         for number in range(amounts.rounds):
-            # another one begins each round
+            # each round begins with a different column
             for name in [*columns[number % len(columns) :], *columns[: number % len(columns)]]:
                 note(next(done), f"round {number + 1} of {amounts.rounds}: {COLUMNS[name].title}")
                 for figure, value in run_of.measured(name, workers[name], number).items():
@@ -248,7 +248,7 @@ class _Run:
         return _Worker(self._python(name), self.server.endpoint_url, job)
 
     def built(self, name: str) -> dict[str, list[float]]:
-        """Build a column; return its bytes an entry and the CPU seconds."""
+        """Build a column; return its bytes per entry and the CPU seconds."""
         column = COLUMNS[name]
         if column.build is None:
             return {}
@@ -257,14 +257,14 @@ class _Run:
         job = self._job(name, "build", source=str(self.source), options=column.build)
         with self._worker(name, job) as worker:
             said = worker.answer()
-        # None: everything is still of use
+        # None: the build leaves no garbage
         prefixes = [name] if said["kept"] is None else [f"{name}/{each}" for each in said["kept"]]
         stored = sum(map(self.server.stored_bytes, prefixes))
         return {"build": [said["cpu_s"]], "stored": [stored / self.data.entries]}
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[_Worker]:
-        """Yield a worker that has looked up often enough to know all metadata."""
+        """Yield a worker that has looked up enough keys to know all metadata."""
         job = self._job(name, "serve", options=COLUMNS[name].warm)
         with self._worker(name, job) as worker:
             worker.answer()
@@ -339,7 +339,7 @@ class _Run:
         }
 
     def followed(self, name: str) -> dict[str, list[float]]:
-        """Put entries in one process and read them in another; return seconds between, and the price of a day."""
+        """Put entries in one process and read them in another; return the seconds between, and the price of a day."""
         waits = []
         with contextlib.ExitStack() as stack:
             prefix = f"{name}-followed"

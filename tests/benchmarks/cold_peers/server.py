@@ -1,11 +1,12 @@
 """An S3 server of one folder that counts requests and delays answers: `python -m tests.benchmarks.cold_peers.server`.
 
-A server for tests keeps objects in memory, copies the whole object for a range, and takes milliseconds a request:
-lookups at once would measure it. This one reads ranges from files, in one thread, in some 0.2 ms a request.
+The tests' other server keeps objects in memory, copies the whole object for a range, and takes milliseconds per
+request. Concurrent lookups would measure that server. This one reads ranges from files, in one thread, in about 0.2 ms
+per request.
 
-Requests below `/-/` control it, and neither count nor wait: `POST /-/delay?ms=30`, `POST /-/counts` (return the counts
-and begin anew), `POST /-/copy?source=BUCKET/PREFIX&target=BUCKET/PREFIX`. An object's file never changes: a copy is a
-second name of it.
+Requests below `/-/` control it. They are neither counted nor delayed. They are `POST /-/delay?ms=30`, `POST /-/counts`
+(return the counts and reset them) and `POST /-/copy?source=BUCKET/PREFIX&target=BUCKET/PREFIX`. An object's file never
+changes, so a copy is a second name of it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _CONTROL = "/-/"
 
 
 class Delayed(Store):
-    """Objects that are told when to be slow."""
+    """Objects with a delay that requests can set."""
 
     delay_s = 0.0
 
     def control(self, target: str) -> Reply:
-        """Do what a request below `/-/` says."""
+        """Execute a request below `/-/`."""
         what, query = urlsplit(target).path.removeprefix(_CONTROL), dict(parse_qsl(urlsplit(target).query))
         if what == "delay":
             self.delay_s = float(query["ms"]) / 1000
@@ -91,13 +92,13 @@ async def _serve(folder: Path) -> None:
 
     server = await asyncio.start_server(client, "127.0.0.1", 0, limit=1 << 26)
     print(server.sockets[0].getsockname()[1], flush=True)
-    # ends with the process that started it, whose pipe it reads
+    # it reads the pipe of the process that started it, and ends with that process
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     server.close()
 
 
 def main() -> None:
-    """Serve the folder of the first argument on a port of its own, which is the first line of output."""
+    """Serve the folder of the first argument on a free port, and print the port as the first line."""
     asyncio.run(_serve(Path(sys.argv[1])))
 
 

@@ -1,8 +1,8 @@
-"""SlateDB by its own Python binding: an entry is a row, of which the entry's key is the prefix, newest first.
+"""SlateDB by its own Python binding: an entry is a row with the entry's key as prefix, newest first.
 
-Set up as its documentation advises: default settings, blocks compressed by zstd, and one sorted run, into which
-everything is compacted after the load. A reader follows the manifest without a checkpoint of its own. Its cache holds
-filters, indexes and statistics of tables. Blocks of data are not cached, so that data stays cold. A scan for a hot key
+The settings are those that its documentation advises: default settings, and blocks compressed by zstd. After the load,
+everything is compacted into one sorted run. A reader follows the manifest without a checkpoint of its own. Its cache
+holds filters, indexes and statistics of tables, but no blocks of data, so that data stays cold. A scan for a hot key
 reads ahead.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _AT_ONCE = 32
-# what is left of the row's key sorts newest first: both numbers are subtracted from the greatest
+# both numbers are subtracted from the greatest, so that the rest of the row's key sorts newest first
 _REST = struct.Struct(">IQI")
 _VALUE = struct.Struct(">II")
 _SECOND, _OFFSET = (1 << 32) - 1, (1 << 64) - 1
@@ -87,11 +87,11 @@ class Reader:
         return self._loop.run_until_complete(self._find(key, count, False))
 
     def lookup_hot(self, key: str, count: int) -> list[list[int]]:
-        """Return the same of a key that is known to have many entries."""
+        """Return the same entries of a key that has many."""
         return self._loop.run_until_complete(self._find(key, count, True))
 
     def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
-        """Return the same for each key, by 32 scans side by side."""
+        """Return the same entries for each key, by 32 concurrent scans."""
 
         async def every() -> list[list[list[int]]]:
             free = asyncio.Semaphore(_AT_ONCE)
@@ -154,12 +154,12 @@ async def _load(place: dict[str, str], source: Path) -> list[str]:
             views = [slate.SourceId.SST_VIEW(view.id) for view in manifest.l0]
             runs = [slate.SourceId.SORTED_RUN(run.id) for run in manifest.compacted]
             target = min((run.id for run in manifest.compacted), default=0)
-            with contextlib.suppress(slate.Error):  # the compactor's own was faster
+            with contextlib.suppress(slate.Error):  # fails if the compactor began a compaction of its own first
                 spec = slate.CompactionSpec.TIERED(segment=b"", sources=[*views, *runs], destination=target)
                 submitted = (await admin.submit_compaction(spec)).id
         await asyncio.sleep(0.2)
     await db.shutdown()
-    # the collector of garbage does not always come back through this binding: what is stored is what is referred to
+    # the garbage collector does not always return through this binding, so only referenced objects count as stored
     views = [view for run in manifest.compacted for view in run.sst_views]
     return [f"compacted/{view.sst.id.value}.sst" for view in views]
 
@@ -171,7 +171,7 @@ async def _active(admin: Any) -> bool:
 
 @contextlib.contextmanager
 def writer(place: dict[str, str]) -> Iterator[Callable[[str], None]]:
-    """Yield what puts an entry of a key and returns when it is durable."""
+    """Yield a function that puts an entry of a key, and returns when the entry is durable."""
     from slatedb import uniffi as slate
 
     loop = asyncio.new_event_loop()
@@ -192,5 +192,5 @@ def writer(place: dict[str, str]) -> Iterator[Callable[[str], None]]:
 def _store(place: dict[str, str]) -> Any:
     from slatedb import uniffi as slate
 
-    # the rest comes from the environment: endpoint, credentials, region
+    # endpoint, credentials and region come from the environment
     return slate.ObjectStore.resolve(f"s3://{place['bucket']}")

@@ -1,8 +1,8 @@
-"""One store in a process of its own: builds it, looks one key up and ends, or answers its parent until that ends.
+"""A process of one store: builds it, or looks up one key and ends, or answers its parent until that process ends.
 
 The argument is a JSON object: `module`, `phase` (``build``, ``once``, ``serve``, ``write``, ``packages``), `place`, and
-more for the phase. A new process is measured from its start to its end, so this module imports what every process
-needs and no more. CPU time is that of all threads.
+more fields for the phase. The time of a new process runs from its start to its end, so this module imports only the
+modules that every process needs. CPU time is that of all threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AT_ONCE = 32
 
 
 def main(argument: str) -> None:
-    """Do the job of the argument."""
+    """Do the job that the argument names."""
     job = json.loads(argument)
     system = importlib.import_module(f"tests.benchmarks.cold_peers.{job['module']}")
     _PHASES[job["phase"]](system, job)
@@ -49,7 +49,7 @@ def _serve(system: Any, job: dict[str, Any]) -> None:
 
 
 def _each(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Look keys up one after another; a store may look one up by another call where it is known to be hot."""
+    """Look keys up one after another. A store can have a separate call for hot keys."""
     look_up = getattr(reader, "lookup_hot", reader.lookup) if asked["hot"] else reader.lookup
     answers, walls_ms, before_s = [], [], time.process_time()
     for key in asked["keys"]:
@@ -61,8 +61,8 @@ def _each(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def lookup_at_once(reader: Any, keys: list[str]) -> Any:
-    """Look keys up by 32 threads, where the store has no way of its own."""
-    # here, not above: a new process is measured with what it imports
+    """Look keys up by 32 threads, if the store has no batch call of its own."""
+    # not at the top: the time of a new process includes its imports
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -79,7 +79,9 @@ def _together(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seen(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return when the key's newest entry was found, by the clock of the machine; of an absent key, when time was up."""
+    """Return when a lookup found the key's newest entry, by the machine's clock, or when the time for an absent key
+    ended.
+    """
     end_s = time.monotonic() + asked["timeout_s"]
     while time.monotonic() < end_s:
         if reader.lookup(asked["key"], 1):
@@ -97,7 +99,7 @@ def _memory(*_: object) -> dict[str, Any]:
 
 
 def _write(system: Any, job: dict[str, Any]) -> None:
-    """Put one entry for each key that the parent names; say when."""
+    """Put one entry for each key that the parent names, and print the time."""
     with system.writer(job["place"]) as put:
         _say({})
         for line in sys.stdin:
@@ -112,7 +114,7 @@ def _say(document: dict[str, Any]) -> None:
 
 
 def _packages(system: Any, job: dict[str, Any]) -> None:
-    """Say the versions of the packages of the job, None for one that is not installed."""
+    """Print the versions of the job's packages, None for one that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str | None] = dict.fromkeys(job["packages"])

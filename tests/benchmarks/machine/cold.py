@@ -62,7 +62,7 @@ from tiered_index.storage.prices import PriceTable
 
 _MEDIAN_MS = 30.0
 _SIGMA = 0.3
-"""The injected latency is lognormal: the median of a request, and the deviation of its logarithm."""
+"""The injected latency is lognormal: the median of a request, and the standard deviation of its logarithm."""
 # numbers of the keys that are in all files; those of other keys are far below
 _SHARED = 1 << 41
 _HOUR_MS = 3_600_000

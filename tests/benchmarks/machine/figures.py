@@ -1,8 +1,7 @@
-"""Figures with their goals, tables, the suites that take them, the meter that they record with, and the machine (Linux)
-that they are taken on.
+"""Figures with goals, tables, suites, the meter that records values, and facts about the machine (Linux).
 
-One thread: the suite's. CPU time is the whole process's, so work of threads beside a section counts too. Pinning
-concerns the threads that it names.
+Only the suite's thread uses this module. CPU time is the whole process's, so other threads during a section count too.
+Pinning applies to the threads that it names.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MIB = 1 << 20
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """Return what figures depend on, JSON-ready; `folder` is where they are taken."""
+    """Return the facts that figures depend on, JSON-ready. The figures are measured in `folder`."""
     return {
         "cpu": proc_lines("cpuinfo").get("model name"),
         "cores": len(os.sched_getaffinity(0)),
@@ -49,7 +48,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def cores() -> tuple[int, int]:
-    """Return a core for the work that is measured and one for everything else; the same one where there is but one."""
+    """Return a core for the measured work and one for everything else: the same core if there is only one."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[-1], usable[0]
 
@@ -60,7 +59,7 @@ def pin_thread(core: int) -> None:
 
 
 def core_wait_s() -> float:
-    """Return how long the calling thread has been ready to run while others had its core: what neighbours cost it."""
+    """Return how long the calling thread was ready to run while others had its core."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
@@ -77,18 +76,20 @@ def pinned(core: int) -> Iterator[None]:
 
 def _pin_all(usable: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
             os.sched_setaffinity(int(thread), usable)
 
 
 def settle() -> None:
-    """Sync earlier writes and give freed memory back, so that what is measured next pays for neither."""
+    """Sync earlier writes and give freed memory back, so that the next measurement pays for neither."""
     os.sync()
     give_back()
 
 
 class MemoryWatch(Sampler):
-    """A thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the start."""
+    """While entered, a thread samples the process's anonymous memory. `peak_mib` is the greatest increase over the
+    start.
+    """
 
     period_s = 0.01
 
@@ -105,7 +106,7 @@ class MemoryWatch(Sampler):
 
 
 def _filesystem(folder: Path) -> str:
-    """Return the type of the file system that holds `folder`: the longest mount point above it counts."""
+    """Return the type of the file system that holds `folder`, by the longest mount point above it."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     path = folder.resolve()
     holding = [(len(point), kind) for _, point, kind, *_ in mounts if path.is_relative_to(point)]
@@ -114,7 +115,7 @@ def _filesystem(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts and numbers; None is an empty cell. `suite` is filled in by whoever runs it."""
+    """Rows of texts and numbers; None is an empty cell. The program that runs the suite sets `suite`."""
 
     title: str
     columns: tuple[str, ...]
@@ -123,7 +124,7 @@ class Table:
 
 
 class Section:
-    """Time of a piece of work, summed over every time it is entered."""
+    """Time of a piece of work: the sum over all entries of the section."""
 
     def __init__(self, profile: cProfile.Profile | None) -> None:
         self.elapsed_s = 0.0
@@ -132,13 +133,13 @@ class Section:
         self._started: tuple[float, float] | None = None
 
     def start(self) -> None:
-        """Begin the section, or go on with it."""
+        """Begin the section, or continue it."""
         self._started = time.perf_counter(), time.process_time()
         if self._profile is not None:
             self._profile.enable()
 
     def stop(self) -> None:
-        """End the section, which may be before its block ends; ended already, it stays so."""
+        """End the section. A call after the end changes nothing, so a block can end its section early."""
         if self._started is None:
             return
         if self._profile is not None:
@@ -157,7 +158,7 @@ class Section:
 
 
 class Meter:
-    """Takes one suite's values and tables; `profiled` names the sections to profile, whose times are of no use."""
+    """Records one suite's values and tables. `profiled` names the sections to profile. Their times are not usable."""
 
     def __init__(self, rounds: int, tick: Callable[[], None], profiled: Collection[str] = ()) -> None:
         self.values: dict[str, list[float]] = {}
@@ -173,15 +174,15 @@ class Meter:
             self._tick()
 
     def section(self, name: str) -> Section:
-        """Return a section to be entered, once or often."""
+        """Return the section of this name, which you can enter more than once."""
         return Section(self.profiles.get(name))
 
     def record(self, name: str, value: float) -> None:
-        """Take this round's value of a figure."""
+        """Record this round's value of a figure."""
         self.values.setdefault(name, []).append(float(value))
 
     def record_percentiles(self, which: Mapping[str, float], samples_s: Collection[float]) -> None:
-        """Take percentiles (100: the maximum) of times in seconds as this round's figures, in microseconds."""
+        """Record percentiles (100: the maximum) of times in seconds as this round's figures, in microseconds."""
         for name, value in zip(which, percentiles_us(samples_s, *which.values()), strict=True):
             self.record(name, value)
 
@@ -199,11 +200,11 @@ class Goal:
     is_minimum: bool
 
     def met(self, value: float) -> bool:
-        """Return whether `value` keeps it."""
+        """Return whether `value` meets the goal."""
         return value >= self.limit if self.is_minimum else value <= self.limit
 
     def ratio(self, value: float) -> float:
-        """Return how many times as good as the goal `value` is: 1 or more where the goal is met."""
+        """Return the ratio of `value` to the goal: 1 or more if the value meets it."""
         if self.is_minimum:
             return value / self.limit
         return self.limit / value if value > 0 else float("inf")
@@ -217,7 +218,7 @@ at_most = partial(Goal, is_minimum=False)
 
 @dataclass(frozen=True)
 class Spec:
-    """A figure that a suite takes; `sections` are the meter's sections whose time it is."""
+    """A figure that a suite measures. Its time is that of the meter's `sections`."""
 
     name: str
     unit: str
@@ -227,7 +228,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a profile: a function, how often it was called, and the seconds spent in itself."""
+    """One line of a profile: a function, its number of calls, and the seconds spent in itself."""
 
     function: str
     calls: int
@@ -236,7 +237,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its values, one a round, and for a missed goal the profile's top frames."""
+    """A figure with its values, one per round, and for a missed goal the profile's top frames."""
 
     suite: str
     spec: Spec
@@ -250,7 +251,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median keeps the goal; None without one."""
+        """Whether the median meets the goal; None without a goal."""
         return self.spec.goal.met(self.median) if self.spec.goal is not None else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,10 +279,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Suite:
-    """A group of figures taken on the same files; `name` is the word on the command line.
+    """A group of figures measured on the same files; `name` is the word on the command line.
 
-    `specs` returns the figures in the order of the table. `run` measures in an empty folder: it goes through the rounds
-    `passes` times, and records every figure once a round.
+    `specs` returns the figures in the order of the table. `run` measures in an empty folder. It runs the rounds
+    `passes` times, and records every figure once per round.
     """
 
     name: str
@@ -291,7 +292,7 @@ class Suite:
 
 
 def every_round(*parts: Callable[[Setting, Path, Meter], None]) -> Callable[[Setting, Path, Meter], None]:
-    """Return the `run` of a suite that measures each part once a round, in a fresh folder."""
+    """Return the `run` of a suite that measures each part once per round, in an empty folder."""
 
     def run(setting: Setting, folder: Path, meter: Meter) -> None:
         for _ in meter.rounds():

@@ -59,7 +59,7 @@ def _lookup(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 LOOKUP = Suite("lookup", _lookup_specs, _lookup, passes=len(_STATES))
-"""One key at a time and many at once in a full file, unsealed and then compacted; each round takes other keys."""
+"""One key at a time, and many at once, in a full file, unsealed and then compacted. Each round uses other keys."""
 
 
 def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter: Meter) -> None:
@@ -85,17 +85,17 @@ def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter
 
 
 def require_answers(setting: Setting, found: int, expected: int, what: str) -> None:
-    """Raise where answers are missing or, in files that tell keys of equal hash apart, too many."""
+    """Raise an error if answers are missing. In files with fingerprints, also raise one for additional answers."""
     keyed = setting.layout.schema.keyed
-    # without fingerprints a key is answered with what others of its 31-bit hash have: one in a hundred at 20,000,000
-    # items
+    # without fingerprints an answer also has entries of other keys with the same 31-bit hash: one in a hundred at
+    # 20,000,000 items
     require(found if keyed else min(found, expected), expected, what)
 
 
 _MANY_FILES = 1_000
 _SMALL = 100
 _AT_ONCE = 50
-"""Files that are unsealed at the same time while many are made: each holds two descriptors."""
+"""Number of files that are unsealed at the same time while many are made. Each has two descriptors."""
 
 
 def _recovery_specs(setting: Setting) -> Sequence[Spec]:
@@ -116,11 +116,11 @@ def _recovery(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 RECOVERY = Suite("recovery", _recovery_specs, _recovery, passes=2)
-"""A root that a crash left with a full unsealed file, and one of many files, each opened once a round."""
+"""A root that a crash left with a full unsealed file, and one of many files, each opened once per round."""
 
 
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
-    count = setting.entries - 1  # one more and the file would be sealed
+    count = setting.entries - 1  # one more entry would seal the file
     index = setting.open(place)
     fill(index, 0, count)
     index.abandon()
@@ -130,14 +130,14 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
             index = setting.open(place)
         found = [(file.place, getattr(file, "count", None)) for file in index.files()]
         require(found, [("unsealed", count)], "files after recovery")
-        index.flush()  # reserves the next file, so that every round begins with what a crash leaves
+        index.flush()  # reserves the next file, so that every round begins with the files that a crash leaves
         index.abandon()
         meter.record("opening a full unsealed file", opening.elapsed_s)
         meter.record("recovery rate", count / opening.elapsed_s)
 
 
 def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
-    """Open a root of small files that are all uploaded and kept locally; they are made without syncs."""
+    """Open a root of small files that are all uploaded and kept locally. They are made without syncs."""
     small, files = setting.with_files_of(_SMALL), setting.small_files
     with small.open(place, disk=UnsyncedDisk(), storage=LocalStorage(place / "storage", disk=UnsyncedDisk())) as index:
         for first in range(0, files, _AT_ONCE):
@@ -175,7 +175,7 @@ def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
             meter.record("store writer", setting.log_messages / writing.elapsed_s)
             settle()
             store = StoreDirectory.open(place)
-            # the first reading pays for memory that later ones have
+            # the first reading allocates memory that later ones reuse
             for _ in CommitLogReader(store.commitlog).batches():
                 pass
             for name, check_crc in _READINGS.items():
@@ -183,9 +183,10 @@ def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 COMMITLOG = Suite("commitlog", _commitlog_specs, _commitlog)
-"""A store, written anew in each round and read to its end in two ways; the process stays on one core.
+"""A store, written again in each round and read to its end in two ways. The process stays on one core.
 
-Each message has a body of 256 random bytes and some 130 bytes of properties, with a unique key and two keys: 3 entries.
+Each message has a body of 256 random bytes and about 130 bytes of properties, with a unique key and two keys: 3
+entries.
 """
 
 

@@ -1,8 +1,8 @@
-"""What a run of the benchmark measures: geometry and amounts, the messages that it puts, and the index of a suite.
+"""The setting of a benchmark run: geometry and amounts, the messages, and the index of a suite.
 
-Amounts follow from the number of items, messages from their numbers, so that any of them can be asked for again: each
-has one key of 24 to 36 characters and one topic of 12, and there are ten a millisecond of store time. One thread, but
-for `WatchedDisk`: any.
+Amounts follow from the number of items, messages from their numbers, so that a suite can make any of them again. Each
+message has one key of 24 to 36 characters and one topic of 12. There are ten messages per millisecond of store time.
+Any thread may use `WatchedDisk`, and one thread the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tiered_index.storage.local.storage import LocalStorage
 TOPIC = "TopicOrder01"
 START_MS = 1_700_000_000_000
 ABSENT = 1 << 40
-"""Numbers from here on are never put."""
+"""Numbers from this one on are never put."""
 _PER_MS = 10
 _SHORTEST, _LONGEST = 24, 36
 _HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), np.uint16)
@@ -49,9 +49,8 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def key_array(numbers: npt.NDArray[np.int64]) -> pa.Array:
     """Return the keys of messages as an Arrow string array.
 
-    A key is the first 24 to 36 of 48 hexadecimal digits, three mixed words; the first word alone tells numbers apart.
-    All of a batch are written as one matrix of characters, of which each row's first ones are kept: 36 bytes a key,
-    twice.
+    A key is the first 24 to 36 of 48 hexadecimal digits: three mixed words. The first word alone identifies the number.
+    A batch is written as one matrix of characters. The first ones of each row are kept: 36 bytes per key, twice.
     """
     count = len(numbers)
     words = np.empty((count, len(_SALTS)), ">u8")
@@ -71,12 +70,12 @@ def keys_of(numbers: npt.NDArray[np.int64]) -> list[str]:
 
 
 def absent_keys(numbers: npt.NDArray[np.int64]) -> list[str]:
-    """Return as many keys that no message has."""
+    """Return the given number of keys that no message has."""
     return keys_of(numbers + ABSENT)
 
 
 def batch(numbers: npt.NDArray[np.int64], keys: Any = None, **others: npt.NDArray[Any]) -> pa.RecordBatch:
-    """Return messages as `put_batch` takes them; `keys` and `others` stand in for the messages' own columns."""
+    """Return messages as `put_batch` takes them. `keys` and `others` replace the messages' own columns."""
     count = len(numbers)
     columns = {
         "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([TOPIC])),
@@ -98,13 +97,12 @@ def numbers_of(count: int, below: int, seed: int) -> npt.NDArray[np.int64]:
 _FULL_ITEMS = 20_000_000
 _BATCH = 250_000
 FLUSH_ENTRIES = 1_000_000
-"""How much is put between two flushes: what some tenths of a second bring at full speed, half of what the buffer holds.
-"""
+"""The entries between two flushes: those of a few tenths of a second at full speed, half of the buffer."""
 
 
 @dataclass
 class Setting:
-    """Geometry of the files, and how much of everything is measured in each of `rounds` rounds.
+    """Geometry of the files, and the amounts that each of `rounds` rounds measures.
 
     `storage` is the URI that suite `cold` reads from, if any.
     """
@@ -133,23 +131,23 @@ class Setting:
 
     @property
     def is_full(self) -> bool:
-        """Whether files are of the size at which the goals of whole files, and Java's figures, hold."""
+        """Whether files have the size to which the goals of whole files, and Java's figures, apply."""
         return self.layout.items >= _FULL_ITEMS
 
     @property
     def space_bytes(self) -> int:
-        """Disk space that the greediest suite takes: files, the reserved next one, and their copies in the storage."""
+        """Disk space of the suite that takes most: files, the reserved next one, and their copies in the storage."""
         return max((4 + self.pause_files) * 2 * self.layout.unsealed_size, 64 << 20, self.log_messages << 10)
 
     def with_files_of(self, entries: int) -> Setting:
-        """Return this setting with small files, of one slot an entry."""
+        """Return this setting with small files, with one slot per entry."""
         layout = self.layout
         return replace(self, layout=Layout(layout.preset, layout.schema, entries, entries + 1))
 
     def open(
         self, folder: Path, *, disk: Disk | None = None, storage: Storage | None = None, **changes: Any
     ) -> IndexService:
-        """Open the index in `folder`; its storage is a folder too, its workers don't run, whatever `changes` say."""
+        """Open the index in `folder`. Its storage is a folder too. Its workers don't run, whatever `changes` say."""
         layout = self.layout
         settings = {
             "root": folder / "root",
@@ -191,7 +189,7 @@ _FULL_FILES, _QUICK_FILES, _FEW_FILES = 1_000, 100, 10
 
 @dataclass(frozen=True)
 class ColdAmounts:
-    """How much suite `cold` measures; `lookups`: files in range -> lookups of each kind in a round."""
+    """The amounts of suite `cold`. `lookups`: files in range -> lookups of each kind in a round."""
 
     quick: bool
     layout: Layout
@@ -216,25 +214,25 @@ class ColdAmounts:
 
     @property
     def space_bytes(self) -> int:
-        """Disk space of the stored files and of one life cycle's worth of local ones."""
+        """Disk space of the stored files, and of one life cycle's local files."""
         return 2 * self.layout.unsealed_size * self.files
 
 
 class WatchedDisk(Disk):
-    """The real disk; counts, and calls `reached` with, each state that a file reached durably."""
+    """The real disk. It counts each state that a file reached durably, and calls `reached` with it."""
 
     def __init__(self, reached: Callable[[str], None] | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self._reached = reached
 
     def rename(self, source: Path, target: Path) -> None:
-        """As the disk's; an unsealed file begins so."""
+        """Do as the disk does: an unsealed file begins so."""
         super().rename(source, target)
         if target.suffix == INDEX_SUFFIX and target.parent == source.parent and target.parent.name == "unsealed":
             self._note(target)
 
     def publish(self, temporary: Path, target: Path) -> None:
-        """As the disk's; a file is compacted or uploaded so."""
+        """Do as the disk does: a file is compacted or uploaded so."""
         super().publish(temporary, target)
         if target.suffix == INDEX_SUFFIX:
             self._note(target)
@@ -246,7 +244,9 @@ class WatchedDisk(Disk):
 
 
 def fill(index: IndexService, first: int, count: int, put: Any = None, flush: Any = None) -> None:
-    """Put messages and make them durable, `FLUSH_ENTRIES` at a time; `put` and `flush` are entered around the calls."""
+    """Put messages and make them durable, `FLUSH_ENTRIES` at a time. The calls run inside the contexts `put` and
+    `flush`.
+    """
     put, flush = put or contextlib.nullcontext(), flush or contextlib.nullcontext()
     waiting = 0
     for start in range(first, first + count, _BATCH):
@@ -262,7 +262,7 @@ def fill(index: IndexService, first: int, count: int, put: Any = None, flush: An
 
 
 def without_uploads(folder: Path) -> FaultStorage:
-    """Return the index's storage in a state in which it takes no index files: what is compacted stays so."""
+    """Return the index's storage in a state in which it refuses index files, so that files stay compacted."""
     storage = FaultStorage(LocalStorage(folder / "storage"))
     for operation in ("put", "begin_upload"):
         storage.fail(operation, times=None, name_prefix=DATA_PREFIX)
@@ -270,19 +270,19 @@ def without_uploads(folder: Path) -> FaultStorage:
 
 
 def compact_only(index: IndexService) -> None:
-    """Run the life cycle of an index `without_uploads`: everything sealed is compacted when it returns."""
+    """Run the life cycle of an index `without_uploads` until everything sealed is compacted."""
     with contextlib.suppress(StorageUnavailable):
         index.run_lifecycle()
 
 
 @contextlib.contextmanager
 def scratch(parent: Path) -> Iterator[Path]:
-    """A fresh folder in `parent`, deleted at the end."""
+    """Yield a new folder in `parent`, and delete it at the end."""
     with tempfile.TemporaryDirectory(prefix="tiered-index-bench-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def require(found: object, expected: object, what: str) -> None:
-    """Raise where a measurement did not do what it says: figures of wrong work are worth nothing."""
+    """Raise an error if a measurement did not do its work: figures of wrong work are worthless."""
     if found != expected:
         raise RuntimeError(f"{what}: {found!r}, not {expected!r}")

@@ -1,8 +1,8 @@
-"""The suites of writing: `put`, `compact`, `upload`, and `pause`: how long a put takes, and how late the writer wakes,
-beside compactions, uploads and queries.
+"""The suites of writing: `put`, `compact`, `upload` and `pause`.
 
-There the writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same
-pace without any of them show what the machine and the interpreter do to such a thread anyway.
+`pause` measures how long a put takes, and how late the writer wakes, during compactions, uploads and queries. The
+writer has a core to itself. Flusher, life cycle and queries share the other one. The same puts without that work show
+the delays of the machine and the interpreter alone.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def _put(setting: Setting, place: Path, meter: Meter) -> None:
 
 
 PUT = Suite("put", _put_specs, every_round(_put))
-"""A full file, filled in batches with durable flushes, and single puts; the process stays on one core."""
+"""A full file, filled in batches with durable flushes, and single puts. The process stays on one core."""
 
 
 def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -> None:
     count = setting.entries
     call, flush, plain = meter.section("put_batch call"), meter.section("flush"), meter.section("plain write")
     index.put(TOPIC, 0, "first", 0, 1, START_MS)
-    index.flush()  # the file's space is taken before it is needed, as a running index does
+    index.flush()  # the file's space is allocated before it is needed, as in a running index
     settle()
     fill(index, 1, count - 1, call, flush)
     require([getattr(file, "count", None) for file in index.files()], [count], "entries of the full file")
@@ -99,7 +99,7 @@ def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -
 
 
 def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
-    """Write as many bytes as the entries take, in pieces as large as the flushes, each durable."""
+    """Write as many bytes as the entries take, in durable pieces as large as the flushes."""
     disk, entry_bytes = Disk(), setting.layout.schema.entry.itemsize
     piece, total = os.urandom(min(FLUSH_ENTRIES, setting.entries) * entry_bytes), setting.entries * entry_bytes
     descriptor = disk.create(path)
@@ -131,7 +131,7 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
 _WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
 _STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
 _JAVA_S = {f"times as fast as Java's {seconds} s": seconds for seconds in (4.4, 5.4)}
-"""Java's doCompaction of 20,000,000 items, without making the file durable, measured with RocketMQ's own code."""
+"""Seconds of Java's doCompaction of 20,000,000 items, without a durable file, measured with RocketMQ's own code."""
 _PERIOD_S = 0.0002
 _GAP = 20_000
 """Messages left out, so that the two files have no second in common."""
@@ -172,7 +172,7 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
 
 
 def _copied(source: Path, place: Path, meter: Meter) -> Section:
-    """Copy a file durably and return how long that took: what any rewriting of it is compared with."""
+    """Copy a file durably, and return how long that took: the lower bound for any rewrite of it."""
     settle()
     with meter.section("copy") as copy, source.open("rb") as read, (place / "copy").open("xb") as write:
         shutil.copyfileobj(read, write, 8 << 20)
@@ -182,7 +182,7 @@ def _copied(source: Path, place: Path, meter: Meter) -> Section:
 
 
 def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
-    """Compact again, this time beside a thread on the other core that looks keys up in another, unsealed file."""
+    """Compact again, while a thread on the other core looks keys up in another, unsealed file."""
     first, hot = setting.entries + _GAP, max(1, setting.entries // 100)
     core, other = cores()
     section, memory = meter.section("compaction beside a reader"), MemoryWatch()
@@ -200,7 +200,7 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
         fill(index, first, hot)
         settle()
         keys = keys_of(first + numbers_of(1_000, hot, 1))
-        # the sealed file is older: lookups that begin here read the other one only
+        # the sealed file is older: lookups that begin here read only the other one
         begin_ms = index.files()[-1].second_min * 1000
         with ThreadPoolExecutor(1, "bench-reader") as threads:
             pause = threading.Event()
@@ -222,13 +222,13 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
 
 
 COMPACT = Suite("compact", _compact_specs, every_round(_alone, _beside_a_reader))
-"""A full file a round, alone, and beside a reader of another file whose stalls are measured."""
+"""A full file per round, alone, and beside a reader of another file. The reader's stalls are measured."""
 
 
 def _look_up(
     index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int
 ) -> None:
-    """Look keys up at a steady pace; a lookup's time begins when it is due, so that delays count."""
+    """Look keys up at a steady pace. A lookup's time begins when it is due, so that delays count."""
     pin_thread(core)
     due_s = time.perf_counter()
     for key in cycle(keys):
@@ -303,7 +303,7 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
 
 
 UPLOAD = Suite("upload", _upload_specs, every_round(_full_file, _small_files))
-"""A full file, and a number of small ones, through the life cycle; a local copy goes as soon as it is uploaded."""
+"""A full file, and a number of small ones, through the life cycle. A local copy is deleted after its upload."""
 
 
 _PAUSE_PERIOD_S = 0.001
@@ -318,7 +318,7 @@ _KEPT_OFF = {state: f"writer kept off its core, {state}" for state in _STATES}
 
 @dataclass
 class _Latencies:
-    """Seconds of each call, by kind; a wake-up is how much later than asked the writer's sleep ended."""
+    """Seconds of each call, by kind. A wake-up's time is the delay after the requested end of the writer's sleep."""
 
     samples: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _CALLS})
     entries: int = 0
@@ -327,7 +327,7 @@ class _Latencies:
     pushed_back: int = 0
 
     def timed(self, call: str, put: Callable[..., int], *arguments: Any) -> None:
-        """Call `put` until it is not pushed back; the waiting is part of the call's time."""
+        """Call `put` until it succeeds. The time includes the waits."""
         before_s = time.perf_counter()
         while True:
             try:
@@ -368,11 +368,11 @@ def _pause(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 PAUSE = Suite("pause", _pause_specs, _pause)
-"""Every millisecond a batch of 1,000 and four single puts, for as long as the waiting files take."""
+"""A batch of 1,000 and four single puts every millisecond, until the waiting files are uploaded."""
 
 
 def _idle(setting: Setting, place: Path, keys: Any, core: int) -> _Latencies:
-    """Put for a while into a buffer that nobody flushes or asks."""
+    """Put for a while into a buffer that no other thread flushes or reads."""
     index = setting.open(place, buffer_max_entries=1 << 40, buffer_max_bytes=1 << 50)
     with ThreadPoolExecutor(1, "bench-writer") as threads:
         settle()
@@ -384,7 +384,7 @@ def _idle(setting: Setting, place: Path, keys: Any, core: int) -> _Latencies:
 
 
 def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> _Latencies:
-    """Put with every worker running until all waiting files, and one that was begun here, are uploaded."""
+    """Put while every worker runs, until all waiting files, and one that begins here, are uploaded."""
     waiting = setting.pause_files * setting.entries
     with setting.open(place) as index:
         fill(index, 0, waiting)
@@ -416,7 +416,7 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
 
 
 def _look_up_beside(index: IndexService, keys: list[str], done: threading.Event) -> int:
-    """Look keys up, one after another, until done; return how many."""
+    """Look keys up, one after another, until done; return the number of lookups."""
     for number, key in enumerate(cycle(keys)):
         index.query(TOPIC, key)
         if done.wait(_PAUSE_PERIOD_S):
@@ -427,7 +427,7 @@ def _look_up_beside(index: IndexService, keys: list[str], done: threading.Event)
 def _write(
     index: IndexService, setting: Setting, keys: Any, core: int, finished: Callable[[], bool], position: int = 0
 ) -> _Latencies:
-    """Put messages from number `position` on at a steady pace until `finished`, some in any case."""
+    """Put messages from number `position` on at a steady pace until `finished`, but a minimum in any case."""
     pin_thread(core)
     latencies, rows = _Latencies(), setting.pause_rows
     texts = cycle(keys[: min(len(keys), 10_000)].to_pylist())
@@ -435,7 +435,7 @@ def _write(
     due_s = started_s
     while not latencies.entries or not finished():
         wake_s = max(due_s, time.perf_counter())
-        time.sleep(max(0.0, due_s - time.perf_counter()))  # a writer that is late lets others run all the same
+        time.sleep(max(0.0, due_s - time.perf_counter()))  # a late writer lets other threads run all the same
         latencies.samples["wake-up"].append(time.perf_counter() - wake_s)
         first = position % max(1, len(keys) - rows + 1)
         columns = batch(np.arange(position, position + rows), keys[first : first + rows])
@@ -444,7 +444,7 @@ def _write(
         for number in range(position, position + _SINGLES):
             latencies.timed("put", index.put, TOPIC, 1, next(texts), number * 1000, 512, START_MS + number // 10)
         latencies.entries += rows + _SINGLES
-        due_s = max(due_s + _PAUSE_PERIOD_S, time.perf_counter())  # and does not hurry
+        due_s = max(due_s + _PAUSE_PERIOD_S, time.perf_counter())  # a late writer does not hurry
     latencies.elapsed_s = time.perf_counter() - started_s
     latencies.core_wait_s = core_wait_s() - waited_s
     return latencies

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.peers`: what `make bench-peers` runs."""
+"""`python -m tests.benchmarks.peers`: the command of `make bench-peers`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, write the document, print its tables; or put a document into docs/comparison.md."""
+    """Measure, write the document and print its tables, or put a document into docs/comparison.md."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=main.__doc__)
     parser.add_argument("--entries", type=_numbers, default=[1_000_000], help="sizes, by commas")
     parser.add_argument("--per-key", type=_numbers, default=[1, 4], help="entries a key, by commas")
@@ -58,6 +58,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # so that no store and no server is left
+    # so that no store and no server outlives this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

@@ -1,10 +1,10 @@
-"""The entries that every peer gets, what it must answer, and a peer's row of an entry.
+"""The entries that every peer gets, the right answers, and a peer's row of an entry.
 
-An entry's number n says everything: messages are those of the machine's suites. With m entries a key, entry n has key
-n modulo entries/m, so that a key's entries lie as far apart in time as they can. Pure.
+An entry's number n defines the entry, and messages are those of the machine's suites. With m entries per key, entry n
+has key n modulo entries/m, so that a key's entries are as far apart in time as possible. This module is pure.
 
 A peer keys its rows by 64 bits in place of the key's text, as this index does. They are Python's own `hash` (SipHash,
-in C): the cheapest hash at hand, so that the driver's share stays small. Processes that share a folder need the same
+in C), a cheap hash, so that the driver's share stays small. Processes that share a folder need the same
 ``PYTHONHASHSEED``.
 """
 
@@ -23,20 +23,20 @@ from tests.benchmarks.machine.setting import absent_keys, batch, key_array, keys
 ROW = np.dtype(
     [("key", ">i8"), ("offset", ">i8"), ("queue_id", ">i4"), ("topic_id", ">i4"), ("size", ">i4"), ("second", ">i4")]
 )
-"""What a peer stores of an entry: 32 bytes, which is also what amplification is counted by."""
+"""A peer's row of an entry: 32 bytes, also the base of amplification."""
 KEY_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Data:
-    """`entries` entries, `per_key` a key, which divides them."""
+    """`entries` entries, `per_key` of each key. `per_key` divides `entries`."""
 
     entries: int
     per_key: int
 
     @property
     def keys(self) -> int:
-        """How many distinct keys there are."""
+        """The number of distinct keys."""
         return self.entries // self.per_key
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
@@ -46,7 +46,7 @@ class Data:
             yield batch(numbers, key_array(numbers % self.keys))
 
     def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of `count` keys that are there, different ones while there are as many."""
+        """Return the numbers of `count` keys that exist, different ones while there are enough."""
         return np.random.default_rng(seed).permutation(self.keys)[:count]
 
     def expected(self, key_number: int) -> list[int]:
@@ -63,8 +63,8 @@ def hash_of(key: str) -> int:
 
 
 def packed(entries: pa.RecordBatch) -> npt.NDArray[Any]:
-    """Return the rows (`ROW`) of a batch of entries of one topic, by key: neighbours in a peer's tree are written
-    together.
+    """Return the rows (`ROW`) of a batch of entries of one topic, sorted by key, since neighbours in a peer's tree are
+    written together.
     """
     rows = np.zeros(len(entries), ROW)
     rows["key"] = np.fromiter(map(hash, entries["key"].to_pylist()), np.int64, len(entries))
@@ -75,7 +75,7 @@ def packed(entries: pa.RecordBatch) -> npt.NDArray[Any]:
 
 
 def native_table(entries: pa.RecordBatch) -> pa.Table:
-    """Return the rows of `packed` as a table, in the machine's order of bytes."""
+    """Return the rows of `packed` as a table, in the machine's byte order."""
     rows = packed(entries)
     return pa.table({name: rows[name].astype(rows.dtype[name].newbyteorder("=")) for name in ROW.names or ()})
 

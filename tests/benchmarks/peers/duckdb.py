@@ -1,8 +1,8 @@
-"""DuckDB: a table takes what is new, settled entries are a Parquet file sorted by the key's hash.
+"""DuckDB: a table takes new entries, and settled entries are a Parquet file sorted by the key's hash.
 
-Set up as "Performance Guide: File Formats" and "Parquet Tips" advise: data sorted by what is filtered on, so that the
-statistics of row groups skip almost all of them; zstd; appends from Arrow. Row groups are of a quarter of the default
-size, which makes single lookups cheaper.
+The settings are those that "Performance Guide: File Formats" and "Parquet Tips" advise. Data is sorted by the filtered
+column, so that the statistics of row groups skip almost all of them. Compression is zstd, and appends come from Arrow.
+Row groups have a quarter of the default size, which makes single lookups cheaper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS entries (
 
 
 class DuckDb(Peer):
-    """Every lookup is a query that is planned and run."""
+    """DuckDB plans and runs a query for every lookup."""
 
     name = "DuckDB, Parquet"
     modules = ("duckdb",)

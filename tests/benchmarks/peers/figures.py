@@ -41,4 +41,4 @@ FIGURES = {
     "memory reading": "peak memory while reading, MiB",
 }
 PLAIN = {name for name in FIGURES if "driver" in name}
-"""Figures of which none is the best."""
+"""Figures without a best value."""

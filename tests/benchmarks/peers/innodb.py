@@ -1,8 +1,8 @@
 """MariaDB's InnoDB: a server of its own on a socket in the folder, started and stopped with the peer.
 
-Set up as MariaDB's documentation advises: a buffer pool of what may be cached, a log that does not run full at once,
-`innodb_flush_log_at_trx_commit = 1` (a commit is durable), `O_DIRECT`, rows in order of the primary key, and
-`LOAD DATA INFILE` ("How to Quickly Insert Data Into MariaDB"). Files for it lie in memory.
+The settings are those that MariaDB's documentation advises: a buffer pool for all data that may be cached, and a large
+log. Further ones are `innodb_flush_log_at_trx_commit = 1` (a commit is durable) and `O_DIRECT`. Rows come in order of
+the primary key, by `LOAD DATA INFILE` ("How to Quickly Insert Data Into MariaDB"). Its input files are in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _START_S = 120.0
 
 
 class InnoDb(Peer):
-    """A clustered B+ tree behind a server; every call is a round trip over the socket."""
+    """A clustered B+ tree in a server. Every call is a round trip over the socket."""
 
     name = "MariaDB InnoDB"
     modules = ("pymysql",)
@@ -44,7 +44,7 @@ class InnoDb(Peer):
         return f"{server.split()[2]}, {super().version()}"
 
     def open(self) -> None:
-        # in the worker's folder: a socket's path may have 107 characters
+        # in the worker's folder: a socket's path can have at most 107 characters
         data, self._socket = self.folder / "mariadb", self.folder / "socket"
         own = ("--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}")
         if not data.exists():
@@ -65,7 +65,7 @@ class InnoDb(Peer):
             "--innodb-log-file-size=256M",
             "--innodb-flush-log-at-trx-commit=1",
             "--innodb-flush-method=O_DIRECT",
-            # pages a second, as a solid-state disk writes; the default is a hard disk's 200
+            # pages per second of a solid-state disk; the default is 200, for a hard disk
             "--innodb-io-capacity=10000",
             "--innodb-io-capacity-max=20000",
         )
@@ -79,7 +79,7 @@ class InnoDb(Peer):
 
         end_s = time.monotonic() + _START_S
         while True:
-            # an attempt that fails leaves PyMySQL's socket open, so none is made too early
+            # a failed attempt leaves PyMySQL's socket open, so this waits before it connects
             with suppress(pymysql.err.OperationalError):
                 if self._socket.exists():
                     self._db = pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True)
@@ -118,7 +118,7 @@ class InnoDb(Peer):
         self._run(f"SELECT {hash_of(key)}")
 
     def settle(self) -> None:
-        # "after large amounts of data have been added": without it many keys are looked up by a scan of the table
+        # "after large amounts of data have been added": without it a lookup of many keys scans the table
         self._run("ANALYZE TABLE bench.entries")
         self._run("SET GLOBAL innodb_max_dirty_pages_pct = 0")
         while int(self._run("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_pages_dirty'")[0][1]) > 0:

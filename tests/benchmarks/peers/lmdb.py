@@ -1,7 +1,7 @@
 """LMDB: the key's hash is the key, its entries are sorted duplicates of fixed size.
 
-Set up as py-lmdb's documentation advises: synced commits (its default), `putmulti` and `getmulti`, one read
-transaction a lookup, no read-ahead of a database that is read at random.
+The settings are those that py-lmdb's documentation advises: synced commits (its default), `putmulti` and `getmulti`,
+one read transaction per lookup, and no read-ahead for random reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAP_BYTES = 1 << 40
 
 
 class Lmdb(Peer):
-    """A B+ tree in one mapped file: there is nothing to recover; settled is a copy without its free pages."""
+    """A B+ tree in one mapped file. It needs no recovery. When settled, it is a copy without its free pages."""
 
     name = "LMDB"
     modules = ("lmdb",)

@@ -1,4 +1,4 @@
-"""This index, with the settings that it has by itself. Its storage is a folder beside the root."""
+"""This index, with its default settings. Its storage is a folder beside the root."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SMALL_FILES = 8
 
 
 def files_of(peer: Peer, preset: str) -> dict[str, Any]:
-    """Return a peer's preset and geometry: the preset's own, or less, so that files become nearly full, of small ones
-    eight.
+    """Return a peer's preset and geometry: the preset's own, or less, so that files become nearly full. With `small`,
+    there are eight files.
     """
     wanted = peer.entries // _SMALL_FILES if peer.small else peer.entries * 9 // 8
     items = min(max(wanted, 1_000), PRESETS[preset].items)
@@ -26,8 +26,9 @@ def files_of(peer: Peer, preset: str) -> dict[str, Any]:
 
 
 class Ours(Peer):
-    """`put_batch` and `flush`; settled, everything is compacted and uploaded: one file, of which there is a local copy,
-    or several, which are merged into window tables.
+    """`put_batch` and `flush`. When settled, everything is compacted and uploaded.
+
+    The result is one file with a local copy, or several files that are merged into window tables.
     """
 
     name = "tiered_index"
@@ -57,7 +58,7 @@ class Ours(Peer):
         return answers.starts, answers.rows
 
     def idle_call(self, key: str) -> None:
-        """There is no driver."""
+        """Do nothing: there is no driver."""
 
     def settle(self) -> None:
         self._index.seal()
@@ -65,7 +66,7 @@ class Ours(Peer):
         stored = list(self._storage.rglob(f"*{INDEX_SUFFIX}"))
         if len(stored) > 1:
             merge(f"file://{self._storage}")
-            for path in stored:  # which `tiered-index orphans --yes` does a day later
+            for path in stored:  # `tiered-index orphans --yes` does this a day later
                 path.unlink()
             self.close()
             self.open()
@@ -88,7 +89,7 @@ class Ours(Peer):
 
 
 class _OursElsewhere(Ours):
-    """A reader of the storage's folder without the writer's root, as another process has it."""
+    """A reader of the storage's folder without the writer's root, as in another process."""
 
     def open(self) -> None:
         self._index = IndexReader.open(f"file://{self._storage}")

@@ -1,6 +1,6 @@
-"""What a peer is: a store in a folder of its own that takes batches of entries, durably, and finds them by key.
+"""The protocol of a peer: a store in its own folder that takes batches of entries, durably, and finds them by key.
 
-One thread. A peer's library is imported when the peer is made, so that the others run without it.
+One thread uses it. A peer's library is imported when the peer is made, so that the others run without it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import pyarrow as pa
 from tests.benchmarks.peers.data import hash_of, pairs_of
 
 CACHE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-"""What each peer that caches by itself may cache, a quarter of the memory; the others have the page cache."""
+"""The cache of each peer that has its own, a quarter of the memory. The others have the page cache."""
 
 
 class Peer(ABC):
     """A store in `folder` that will hold about `entries` entries.
 
-    `small`: with buffers so small that compaction goes on while `entries` are written.
+    `small`: with buffers so small that compaction runs while `entries` are written.
     """
 
     name: str
     modules: tuple[str, ...] = ()
-    """What must be importable."""
+    """The modules that must be importable."""
     programs: tuple[str, ...] = ()
-    """What must be installed."""
+    """The programs that must be installed."""
     tells_keys_apart = True
-    """Whether answers are of the key alone; else those of other keys of equal hash may be among them."""
+    """Whether answers have only the key's entries. Otherwise they can have those of other keys with an equal hash."""
     survives_reading = True
-    """Whether it goes on writing after lookups, so that a crash then is one while it writes."""
+    """Whether it keeps writing after lookups, so that a crash then interrupts a write."""
 
     def __init__(self, folder: Path, entries: int, small: bool = False) -> None:
         self.folder = folder
@@ -45,21 +45,21 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return what keeps the peer from running here, None: nothing."""
+        """Return the reason why the peer can't run here, or None."""
         modules = [f"Python module {name}" for name in cls.modules if importlib.util.find_spec(name) is None]
         programs = [f"program {name}" for name in cls.programs if shutil.which(name) is None]
         return ", ".join(modules + programs) + " not installed" if modules or programs else None
 
     @classmethod
     def version(cls) -> str:
-        """Return what is installed."""
+        """Return the installed version."""
         distributions = importlib.metadata.packages_distributions()
         names = [distributions[module][0] for module in cls.modules]
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
     @abstractmethod
     def open(self) -> None:
-        """Open the store, made where there is none; what a crash left is recovered."""
+        """Open the store, or make it. Recovers what a crash left."""
 
     def prepare(self, entries: pa.RecordBatch) -> Any:
         """Return a batch as `put_batch` takes it: the driver's share of writing."""
@@ -75,7 +75,7 @@ class Peer(ABC):
 
     @abstractmethod
     def lookup_many(self, keys: list[str]) -> Any:
-        """Return the entries of many keys, by the batch interface where there is one; every column decoded."""
+        """Return the entries of many keys, by the batch interface if there is one; every column decoded."""
 
     def idle_call(self, key: str) -> None:
         """Make the cheapest call of the same interface: the driver's share of a lookup."""
@@ -83,7 +83,7 @@ class Peer(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Finish every compaction, so that the store is as it would lie for years."""
+        """Finish every compaction, so that the store has its final form."""
 
     @abstractmethod
     def close(self) -> None:
@@ -91,22 +91,22 @@ class Peer(ABC):
 
     @abstractmethod
     def stored_bytes(self) -> int:
-        """Return how many bytes hold the settled entries."""
+        """Return the number of bytes that hold the settled entries."""
 
     def reader(self) -> Peer | None:
-        """Return another way to look up in the settled store, which is measured beside, not opened yet."""
+        """Return another way to look up in the settled store, not opened yet. It is measured separately."""
         return None
 
     def server_pids(self) -> list[int]:
-        """Return the processes that work for this one."""
+        """Return the ids of the processes that work for this one."""
         return []
 
     def offsets(self, answer: Any) -> list[int]:
-        """Return the offsets in what `lookup` returned. Not timed."""
+        """Return the offsets in the result of `lookup`. Not timed."""
         return [row[0] for row in answer]
 
     def offsets_by_key(self, keys: Sequence[str], answer: Any) -> list[list[int]]:
-        """Return the offsets of each key in what `lookup_many` returned. Not timed."""
+        """Return the offsets of each key in the result of `lookup_many`. Not timed."""
         found: dict[int, list[int]] = {hash_of(key): [] for key in keys}
         for key, offset in pairs_of(answer):
             found[key].append(offset)

@@ -1,9 +1,9 @@
-"""RocketMQ's way: files of preset `rocketmq`, made by this project, are read as RocketMQ's `IndexStoreFile` reads them.
+"""RocketMQ's way: this project makes files of preset `rocketmq`, and reads them as RocketMQ's `IndexStoreFile` does.
 
-An unsealed file is mapped: the slot names the newest item, and each item the one before it. Of a compacted file two
-ranges are read, the slot's 8 bytes and its array. No file has a filter, nothing is checked, and keys of equal 31-bit
-hash are not told apart. It is Python that walks here: RocketMQ's own code takes 1.2 us for the walk and 9 for the two
-reads. Figures of writing are this project's, too.
+An unsealed file is mapped. The slot names the newest item, and each item the one before it. A lookup in a compacted
+file reads two ranges, the slot's 8 bytes and its array. No file has a filter, nothing is checked, and keys with an
+equal 31-bit hash are not distinguished. Python code follows the chain here. RocketMQ's own code takes 1.2 us for the
+chain and 9 for the two reads. Figures of writing are this project's, too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tiered_index.format.names import INDEX_SUFFIX
 
 _HEAD = struct.Struct(">i")
 _SLOT = struct.Struct(">ii")
-# hash, topic, queue, offset, size, difference in seconds; an unsealed one also has the index of the one before it
+# hash, topic, queue, offset, size, difference in seconds; an unsealed item also has the previous item's index
 _ITEM = struct.Struct(">iiiqii")
 _CHAINED = struct.Struct(">iiiqiii")
 
 
 class RocketMq(Peer):
-    """Written by the service; the first lookup closes it and opens the files."""
+    """The service writes the files. The first lookup closes the service and opens the files."""
 
     name = "RocketMQ's way"
     tells_keys_apart = False
@@ -63,7 +63,7 @@ class RocketMq(Peer):
         return sorted((self.folder / "root" / state).glob(f"*{INDEX_SUFFIX}"))
 
     def _walk(self) -> None:
-        """Let go of the service, which so writes slot tables, and open the files."""
+        """Close the service, so that it writes slot tables, and open the files."""
         if self._index is not None:
             self._index.close()
             self._index = None

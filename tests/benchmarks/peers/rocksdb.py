@@ -1,8 +1,8 @@
-"""RocksDB by rocksdict: an entry is a pair, of which the key's hash is the prefix.
+"""RocksDB by rocksdict: an entry is a pair with the key's hash as prefix.
 
-Set up as the wiki's "Setup Options and Basic Tuning" and "RocksDB Tuning Guide" advise: blocks of 16 KiB, Bloom filters
-of 10 bits, index and filters in the block cache, dynamic level bytes, LZ4 and ZSTD at the bottom, one synced write a
-batch.
+The settings are those that the wiki's "Setup Options and Basic Tuning" and "RocksDB Tuning Guide" advise. Blocks have
+16 KiB, Bloom filters 10 bits per key, and the block cache holds index and filters. Level bytes are dynamic, with LZ4,
+and ZSTD at the bottom. Each batch is one synced write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _SMALL_BUFFER = 4 << 20
 
 
 class RocksDb(Peer):
-    """A lookup is a seek to the prefix; there is no batch interface for prefixes, so many share one iterator."""
+    """A lookup is a seek to the prefix. There is no batch interface for prefixes, so a batch of keys shares one
+    iterator.
+    """
 
     name = "RocksDB"
     modules = ("rocksdict",)
@@ -42,7 +44,7 @@ class RocksDb(Peer):
         options.set_compression_type(rocks.DBCompressionType.lz4())
         options.set_bottommost_compression_type(rocks.DBCompressionType.zstd())
         options.set_prefix_extractor(rocks.SliceTransform.create_fixed_prefix(KEY_BYTES))
-        # a full buffer is written while others fill, as "Write Stalls" advises
+        # RocksDB writes a full buffer while others fill, as "Write Stalls" advises
         options.set_max_write_buffer_number(4)
         if self.small:
             options.set_write_buffer_size(_SMALL_BUFFER)
@@ -55,9 +57,9 @@ class RocksDb(Peer):
         table.set_format_version(5)
         options.set_block_based_table_factory(table)
         self._rocks = rocks
-        # given once more for the column family: else rocksdict reopens it without its filter
+        # once more for the column family: otherwise rocksdict reopens it without its filter
         self._db = rocks.Rdict(str(self.folder / "rocksdb"), options, column_families={"default": options})
-        # only prefixes are looked up, and rocksdict has no call that says so
+        # lookups use only prefixes, and rocksdict has no call for this setting
         self._db.set_options({"block_based_table_factory": "{whole_key_filtering=false}"})
         self._write = rocks.WriteOptions()
         self._write.sync = True
@@ -97,7 +99,7 @@ class RocksDb(Peer):
 
     def settle(self) -> None:
         self._db.flush()
-        # rewritten by the bottom level's compression, not just moved there
+        # forced, so that the bottom level's compression rewrites files that would only move there
         compact = self._rocks.CompactOptions()
         compact.set_bottommost_level_compaction(self._rocks.BottommostLevelCompaction.force_optimized())
         self._db.compact_range(None, None, compact)

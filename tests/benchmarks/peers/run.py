@@ -1,7 +1,7 @@
-"""Rounds of peers, interleaved: in each round every peer lives its whole life once, in processes that this one starts.
+"""Interleaved rounds of peers: in each round every peer lives its whole life once, in processes that this one starts.
 
-A store is written and its process killed; another opens what is left, and settles it; a third reads. A fourth takes
-small batches beside compaction, in another folder. Two rounds never share a folder.
+The first process writes a store and is killed. The second opens that store and settles it. The third reads. The fourth
+takes small batches during compaction, in another folder. Two rounds never share a folder.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def run(
     out: Path,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure peers at sizes (entries, entries a key) in folders below `parent`; return the document, which is also
-    written to `out` whenever a peer is done.
+    """Measure peers at sizes (entries, entries per key) in folders below `parent`, and return the document.
+
+    It also writes the document to `out` after each peer.
     """
     sizes = [(entries - entries % per_key, per_key) for entries, per_key in sizes]
     skipped = {name: reason for name in peers if (reason := PEERS[name].missing()) is not None}
@@ -59,7 +60,7 @@ def run(
         found: dict[str, dict[str, list[float]]] = {name: {} for name in chosen}
         document["sizes"].append({"entries": entries, "per_key": per_key, "columns": found})
         for seed in range(rounds):
-            # another one begins each round
+            # each round begins with a different peer
             for name in chosen[seed % len(chosen) :] + chosen[: seed % len(chosen)]:
                 note(f"{entries:,} entries, {per_key} a key, round {seed + 1} of {rounds}: {PEERS[name].name}")
                 with tempfile.TemporaryDirectory(prefix="tiered-index-peers-", dir=parent) as folder:
@@ -85,10 +86,10 @@ def _life(job: Job, folder: Path) -> dict[str, float]:
 
 
 def _work(job: Job) -> dict[str, float]:
-    """Let a worker do a job; one that writes is killed at its end, with its servers. Raises what it raised."""
+    """Give a worker a job. If it writes, kill it at its end, with its servers. Raises the worker's error."""
     command = [sys.executable, "-m", "tests.benchmarks.peers.worker", json.dumps(asdict(job))]
     environment = {**os.environ, "PYTHONPATH": str(_TOP), "PYTHONHASHSEED": "0"}
-    # in a session of its own, so that nothing that it started is left
+    # in a session of its own, so that a kill ends all that it started
     worker = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -1,7 +1,7 @@
 """SQLite by the standard library.
 
-Set up as its documentation advises: write-ahead log, `synchronous = FULL` (a commit is durable), a table that is its
-own index ("Clustered Indexes and the WITHOUT ROWID Optimization"), one transaction a batch.
+The settings are those that its documentation advises: write-ahead log, `synchronous = FULL` (a commit is durable), and
+one transaction per batch. The table is its own index ("Clustered Indexes and the WITHOUT ROWID Optimization").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_ONCE = 10_000
 
 
 class Sqlite(Peer):
-    """A B tree and its log."""
+    """A B tree and its write-ahead log."""
 
     name = "SQLite"
 

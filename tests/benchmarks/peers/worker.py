@@ -1,10 +1,12 @@
 """One peer in one phase of its life, in a process of its own; prints its figures as one line of JSON.
 
-`write`: entries arrive in durable batches, keys are looked up, then this waits to be killed. `recover`: what the kill
-left is opened, and settled. `read`: the settled store is opened, its files not in the page cache, and looked up in.
-`pause`: a store with small buffers takes small batches while it compacts. Wrong answers raise.
+- `write`: put entries in durable batches, look keys up, then wait for the kill.
+- `recover`: open the store that the kill left, and settle it.
+- `read`: open the settled store, whose files are not in the page cache, and look keys up.
+- `pause`: put small batches into a store with small buffers while it compacts.
 
-CPU time, bytes and memory are those of this process and of the peer's servers, without the making of entries.
+Wrong answers raise. CPU time, bytes and memory are those of this process and of the peer's servers. They do not include
+the making of entries.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tests.benchmarks.peers.protocol import Peer
 from tests.benchmarks.peers.registry import PEERS
 
 _BUDGET_S = 5.0
-"""How long the lookups of one kind may take."""
+"""The greatest duration of the lookups of one kind."""
 _FEWEST = 50
 _BATCHES = 5
 _PAUSE_ROWS = 500
@@ -36,7 +38,7 @@ _MOST_PAUSE_ENTRIES = 500_000
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker does; `folder` is the peer's, `seed` the round's."""
+    """The job of a worker. `folder` is the peer's, `seed` the round's."""
 
     peer: str
     phase: str
@@ -50,17 +52,17 @@ class Job:
 
 
 class Usage:
-    """What this process and the peer's servers have used since `mark`, or the servers since they began."""
+    """The use of this process since `mark` and of the peer's servers, since `mark` or since they began."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._own = self._sample(os.getpid())
         self._servers = [0.0, 0.0]
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is counted from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
         self._resident = memory_bytes("self", "VmRSS")
 
     def mark(self) -> None:
-        """Begin here."""
+        """Begin to count here."""
         self._own = self._sample(os.getpid())
         self._servers = self._server_sum()
 
@@ -71,12 +73,12 @@ class Usage:
 
     @property
     def written_bytes(self) -> float:
-        """Bytes that went to the device, or will."""
+        """Bytes that were written to the device, or will be."""
         return self._difference(1)
 
     @property
     def peak_bytes(self) -> int:
-        """The greatest resident memory above that of the process before the peer was opened."""
+        """The greatest resident memory above that of the process before it opened the peer."""
         servers = sum(memory_bytes(pid, "VmHWM") for pid in self._peer.server_pids())
         return memory_bytes("self", "VmHWM") - self._resident + servers
 
@@ -95,7 +97,7 @@ class Usage:
 
 
 def check(peer: Peer, data: Data, number: int, offsets: list[int]) -> None:
-    """Raise where these are not the offsets of the key with this number, which is negative for an absent one."""
+    """Raise an error if these are not the offsets of the key with this number. An absent key's number is negative."""
     expected = data.expected(number) if number >= 0 else []
     found = sorted(offsets)
     if found != expected and (peer.tells_keys_apart or not set(expected) <= set(found)):
@@ -103,18 +105,18 @@ def check(peer: Peer, data: Data, number: int, offsets: list[int]) -> None:
 
 
 def check_many(peer: Peer, data: Data, numbers: Any, keys: list[str], answer: Any) -> None:
-    """Raise where an answer of many keys is not what was put."""
+    """Raise an error if an answer of many keys is wrong."""
     for number, offsets in zip(numbers.tolist(), peer.offsets_by_key(keys, answer), strict=True):
         check(peer, data, number, offsets)
 
 
 def main(argument: str) -> None:
-    """Do the job of the argument, a JSON object."""
+    """Do the job that the argument, a JSON object, describes."""
     job = Job(**json.loads(argument))
     small = job.phase == "pause"
     data = Data(min(job.entries, _MOST_PAUSE_ENTRIES) if small else job.entries, job.per_key)
     peer = PEERS[job.peer](Path(job.folder), data.entries, small)
-    next(data.batches(job.commit_entries))  # what making them takes once is not the peer's memory
+    next(data.batches(job.commit_entries))  # the memory for the making of entries is not the peer's
     figures = _PHASES[job.phase](job, peer, data)
     print(json.dumps(figures), flush=True)
     if job.phase == "write":
@@ -138,7 +140,7 @@ def _write(job: Job, peer: Peer, data: Data) -> dict[str, float]:
 
 
 def _put(peer: Peer, data: Data, rows: int) -> tuple[float, float, float, list[float]]:
-    """Put everything; return seconds: wall, CPU of making entries and of the driver's share, each batch's wall."""
+    """Put everything. Return seconds: wall, CPU of making entries and of the driver's share, and each batch's wall."""
     made_s = prepared_s = 0.0
     calls: list[float] = []
     batches = data.batches(rows)
@@ -156,8 +158,9 @@ def _put(peer: Peer, data: Data, rows: int) -> tuple[float, float, float, list[f
 
 
 def _lookups(job: Job, peer: Peer, data: Data, usage: Usage, state: str, seed: int) -> dict[str, float]:
-    """Look keys up one at a time, and absent ones; times in microseconds. The first lookup, by which a peer may open
-    files, is not timed.
+    """Look up keys, then absent keys, one at a time; return times in microseconds.
+
+    The first lookup is not timed, since a peer may open files in it.
     """
     numbers = data.drawn(job.lookups, seed)
     peer.lookup(data.texts(numbers[:1])[0])
@@ -168,7 +171,7 @@ def _lookups(job: Job, peer: Peer, data: Data, usage: Usage, state: str, seed: i
 
 
 def _many(job: Job, peer: Peer, data: Data, usage: Usage, state: str) -> dict[str, float]:
-    """Look many keys up at once, some times, others each time; the median counts."""
+    """Look up many keys at once, repeatedly, with different keys each time; return the median."""
     spent_us = []
     for turn in range(_BATCHES):
         keys = data.texts(numbers := data.drawn(job.many, job.seed + 10 + turn))
@@ -206,7 +209,7 @@ def _timed(
 
 def _recover(job: Job, peer: Peer, data: Data) -> dict[str, float]:
     usage = Usage(peer)
-    # each once, and the newest first
+    # each batch once, newest first
     numbers = np.unique(np.append(data.drawn(job.many, job.seed + 1), data.keys - 1))[::-1]
     keys = data.texts(numbers)
     started_s = time.perf_counter()
@@ -251,7 +254,7 @@ def _read(job: Job, peer: Peer, data: Data) -> dict[str, float]:
 
 
 def _forget(folder: Path) -> None:
-    """Take a folder's files out of the page cache, as the machine's restart would."""
+    """Drop a folder's files from the page cache, as a restart of the machine does."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():

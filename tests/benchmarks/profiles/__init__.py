@@ -1,1 +1,1 @@
-"""Where the time of each main operation goes, beside what nothing can be faster than."""
+"""Profiles of the main operations, with a lower limit of the time of each."""

@@ -25,10 +25,10 @@ _OUT = _HERE / "build" / "profiles.json"
 
 
 def main() -> None:
-    """Measure, write the document, print it; or put it into docs/performance.md.
+    """Measure, write the document and print it, or put it into docs/performance.md.
 
-    Each round is a process of its own; a figure is the median of the rounds. Stored files lie on the S3 server of the
-    tests where there is one (`python -m tests.real_s3.server run -- ...`), else on the disk.
+    Each round is a separate process. A figure is the median of the rounds. Stored files are on the tests' S3 server if
+    it runs (`python -m tests.real_s3.server run -- ...`), else on the disk.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profiles", description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -73,14 +73,14 @@ def _run(folder: str, uri: str, entries: int, lookups: int, endpoint: str | None
 
 
 def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians of an operation's figures, and the parts of the round that has that of its CPU time."""
+    """Return the medians of an operation's figures, and the parts of the round with the median CPU time."""
     middle = sorted(runs, key=lambda run: float(run["cpu_us"]))[len(runs) // 2]
     return middle | {name: statistics.median(run[name] for run in runs) for name in ("cpu_us", "limit_us")}
 
 
 @contextlib.contextmanager
 def _bucket(endpoint: str | None) -> Iterator[str | None]:
-    """Make a bucket on the server, if there is one; it ends with the server."""
+    """Make a bucket on the server, if there is one. It ends with the server."""
     if endpoint is None:
         yield None
         return

@@ -1,9 +1,9 @@
-"""One process that does every main operation once and prints, as JSON, what each cost and where that went.
+"""A process that does every main operation once, and prints the cost of each and its parts as JSON.
 
-All is CPU time of the process. The profile is a sample of the main thread's stack at each tick of its CPU time,
-weighted by the CPU time since the last one, since Python sees a tick only when a call into C has ended. A sample counts
-for the innermost function of the project, of a lookup for its module, since many functions have a little of it; or for
-the S3 client where that is further in.
+All times are CPU times of the process. The profile samples the main thread's stack at each tick of its CPU time. Python
+sees a tick only after a call into C has ended. So each sample has the weight of the CPU time since the last one. A
+sample counts for the innermost function of the project, or for the S3 client if that is further in. A lookup's sample
+counts for the module, since many functions have a small part.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOPIC = "orders"
 _BATCH = 250_000
 # of an entry of the native preset, without the chain's link
 _ENTRY_BYTES = 32
-# of the plain loops that limits are taken from
+# of the simple loops that give the limits
 _TURNS = 50_000
 
 
@@ -76,7 +76,7 @@ class Profile:
         self._last_s = now_s
 
     def shares(self) -> list[tuple[str, float]]:
-        """Return the largest parts with their shares of all CPU time that was sampled."""
+        """Return the largest parts with their shares of all sampled CPU time."""
         whole = sum(self.parts.values()) or 1.0
         return [(name, spent / whole) for name, spent in self.parts.most_common(_PARTS)]
 
@@ -105,19 +105,19 @@ def _cpu_us(act: Callable[[], object], turns: int) -> float:
 
 
 def _copy_us(size_bytes: int) -> float:
-    """Return what copying so many bytes takes, out of memory that no cache holds where they are many."""
+    """Return the CPU time to copy this number of bytes. Many bytes come from memory that no cache holds."""
     source, target = np.ones(max(1, size_bytes), np.uint8), np.empty(max(1, size_bytes), np.uint8)
     return _cpu_us(lambda: np.copyto(target, source), max(3, min(_TURNS, (64 << 20) // max(1, size_bytes))))
 
 
 def _crc_us(size_bytes: int) -> float:
-    """Return what one CRC32 pass over so many bytes takes."""
+    """Return the CPU time of one CRC32 pass over this number of bytes."""
     source = bytes(size_bytes)
     return _cpu_us(lambda: zlib.crc32(source), max(3, min(_TURNS, (64 << 20) // max(1, size_bytes))))
 
 
 class Operations:
-    """The main operations over `entries` entries of their own keys; `uri` is where the storage is."""
+    """The main operations over `entries` entries with different keys; `uri` names the storage."""
 
     def __init__(self, folder: Path, uri: str, entries: int, lookups: int) -> None:
         self._folder, self._uri, self._entries, self._lookups = folder, uri, entries, lookups
@@ -125,7 +125,7 @@ class Operations:
         self.results: dict[str, dict[str, Any]] = {}
 
     def run(self) -> None:
-        """Do all, in the order of an entry's life."""
+        """Do all operations, in the order of an entry's life."""
         batches = [self._columns(begin) for begin in range(0, self._entries, _BATCH)]
         settings: dict[str, Any] = {"slots": self._entries // 4, "background": False, "local_keep_s": 0}
         settings |= {"buffer_max_entries": 2 * self._entries, "max_early_s": 10**9, "max_late_s": 10**9}
@@ -186,7 +186,7 @@ class Operations:
         for batch in batches:
             with put.running():
                 index.put_batch(batch)
-            # what `flush` has done in another thread, where nobody could look
+            # `flush` works in another thread, where the profile takes no samples
             with flush.running():
                 index._flusher.run_once()
         size = self._entries * _ENTRY_BYTES
@@ -227,10 +227,10 @@ class Operations:
     def _look_up(
         self, name: str, index: Any, size_bytes: int, *, keys: int | None = None, plain_get: bool = False
     ) -> None:
-        # those that wait for a server are fewer
+        # fewer lookups if they wait for a server
         count = self._lookups // 5 if plain_get else self._lookups
         drawn = [_key(number) for number in self._rng.integers(0, self._entries, keys or count).tolist()]
-        # caches, connections and kernels as warm as they get
+        # warms caches, connections and kernels
         for key in drawn[:200]:
             index.query(_TOPIC, key)
         profile, found = Profile(by_module=True), 0
@@ -246,7 +246,7 @@ class Operations:
         self._done(name, profile, count, "a lookup", limit_us, limit)
 
     def _group_bytes(self) -> int:
-        """Return what a lookup of a stored object reads, by its own account."""
+        """Return the bytes that a lookup of a stored object reads, by its explain."""
         with IndexReader.open(self._uri, refresh_interval_s=1e9, block_cache_bytes=0) as reader:
             reader.query(_TOPIC, _key(1))
             read: int = reader.query(_TOPIC, _key(1)).explain.bytes
@@ -265,7 +265,7 @@ class Operations:
 
 
 def _plain_get(uri: str, name: str, size_bytes: int) -> Callable[[], object]:
-    """Return what reads a range of an object with the least code: a boto3 client, or `os.pread` of a file."""
+    """Return a function that reads a range of an object with least code: a boto3 client, or `os.pread` of a file."""
     if not uri.startswith("s3://"):
         path = next(path for path in Path(uri.removeprefix("file://")).rglob("*") if path.name == Path(name).name)
         handle = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.service`: lookups a second, latencies, memory and descriptors of `tiered-index serve`."""
+"""`python -m tests.benchmarks.service`: lookups per second, latencies and memory of `tiered-index serve`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUT = Path(__file__).parents[3] / "build" / "service.json"
 def main() -> None:
     """Measure, write the document, print its table. Every answer is checked; a wrong one ends the run with an error.
 
-    Client and service share this machine: what the service alone takes is the CPU time of its process a lookup.
+    Client and service share this machine. The CPU time of the service's process per lookup is the service's own cost.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.service", description=main.__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the index, four a key")

@@ -1,7 +1,8 @@
-"""Clients that ask a service over keep-alive connections and check every answer: one asyncio loop, no HTTP library.
+"""Clients that send requests to a service over keep-alive connections and check every answer: one asyncio loop, no HTTP
+library.
 
-A connection sends one request, waits for the whole answer, and sends the next one: its latency is from the first byte
-sent to the last one received.
+A connection sends one request, waits for the whole answer, and sends the next one. Its latency is the time from the
+first byte sent to the last byte received.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _STATUS = slice(9, 12)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Bytes of a whole request, and how often `marker` stands in its answer's body."""
+    """The bytes of a whole request, and how often `marker` is in its answer's body."""
 
     data: bytes
     marker: bytes
@@ -30,16 +31,16 @@ class Request:
 
 @dataclass
 class Load:
-    """What came back: seconds of each answer, and what was no right answer."""
+    """The results: seconds of each answer, and the wrong answers."""
 
     latencies_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    # by 503, as the service does with more than may wait
+    # by 503, which the service answers if too many requests wait
     refused: int = 0
     elapsed_s: float = 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return answers a second, percentiles of the latency in milliseconds, and how many were wrong."""
+        """Return answers per second, percentiles of the latency in milliseconds, and the number of wrong answers."""
         found = np.array(self.latencies_s or [np.nan]) * 1000
         p50, p99 = np.percentile(found, [50, 99]).tolist()
         return {
@@ -53,7 +54,7 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which asks `requests` until the load ends, once in any case; it waits before the first one, and
+    """One connection, which sends `requests` until the load ends, at least one. It waits before the first one and
     between them.
     """
 
@@ -124,12 +125,14 @@ async def drive(
     seconds: float,
     pause_s: float = 0.0,
 ) -> Load:
-    """Ask over so many connections for so long; `requests` returns those of a connection, by its number."""
+    """Send requests over this number of connections for this time. `requests` returns those of a connection, by its
+    number.
+    """
     loop, load, made = asyncio.get_running_loop(), Load(), []
     asked = [requests(number) for number in range(connections)]
     began_s = time.perf_counter()
     for number in range(connections):
-        # not all at once
+        # the connections do not begin all at once
         first_s = pause_s * number / connections
         one = Connection(load, asked[number], began_s + seconds, first_s, pause_s)
         await loop.create_connection(lambda one=one: one, *address)
@@ -140,7 +143,7 @@ async def drive(
 
 
 class SlowReader(asyncio.Protocol):
-    """A client that asks once and takes its answer by `_SIP_BYTES` at a time, waiting between."""
+    """A client that sends one request and reads `_SIP_BYTES` of its answer at a time, with waits between."""
 
     def __init__(self, request: bytes, pause_s: float) -> None:
         self._request, self._pause_s = request, pause_s

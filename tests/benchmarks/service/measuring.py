@@ -1,4 +1,4 @@
-"""What is measured of a service: a process of its own, filled and then asked over sockets."""
+"""The measurements of a service: a separate process, filled and then loaded over sockets."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from tiered_index.errors import BackPressure
 _HERE = Path(__file__).parents[3]
 _TOPIC, _PER_KEY, _BEGIN_MS = "orders", 4, 1_700_000_000_000
 _BATCH_KEYS, _WRITTEN_PER_S, _WRITTEN_AT_ONCE = 1_000, 100_000, 5_000
-# different ones of a connection, one after the other
+# different requests of one connection, one after another
 _BATCHES = 64
 _CONNECTIONS, _MANY = 16, 1_000
 _SLOW, _SLOW_PAUSE_S = 50, 0.2
-# long enough for an answer that takes a slow reader a while
+# long enough that a slow reader reads the answer for a while
 _HOT_KEY, _HOT_ENTRIES = "hottest", 50_000
 _PUT_AT_ONCE = 100_000
 _MARKER = b'"offset"'
-# where the entries are when they are looked up
+# the place of the entries during the lookups
 PLACES = ("hot", "cached", "cold")
 
 
 def measure(
     folder: Path, entries: int, seconds: float, soak_s: float, connections: int = _MANY
 ) -> list[dict[str, Any]]:
-    """Return the figures of each measurement, in the order in which they were made; `connections`: the most at once."""
+    """Return the figures of each measurement, in their order. `connections` is the greatest number of connections."""
     rows = []
     uri = (folder / "storage").as_uri()
     with IndexService.open(
@@ -72,12 +72,12 @@ def measure(
                 row = service.run(name, batches, keys, connections=2)
                 rows.append(row | {"keys_per_s": row["answers_per_s"] * _BATCH_KEYS})
             if place == "hot":
-                # last, since what is written becomes files of other places
+                # last, since new entries become files in other places
                 with _writing(url) as written:
                     beside = service.run("hot: lookups beside writes", service.lookups, keys)
                 rows.append(beside | {"written_per_s": written[0] / beside["elapsed_s"]})
             if place == "cached":
-                # a quarter of what one connection after the other gets
+                # a quarter of the rate without pauses
                 pause_s = connections / max(1.0, lookups["answers_per_s"] / 4)
                 many = service.run(
                     f"{connections:,} connections", service.lookups, keys, connections=connections, pause_s=pause_s
@@ -87,7 +87,7 @@ def measure(
 
 
 class _Service:
-    """A service that is measured."""
+    """A service under measurement."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, entries: int, seconds: float) -> None:
         self._process, self._entries, self._seconds = process, entries, seconds
@@ -95,7 +95,7 @@ class _Service:
         self._host = f"Host: {urlsplit(url).netloc}\r\n".encode()
 
     def lookups(self, number: int, keys: int) -> Iterator[Request]:
-        """Yield lookups of keys at random; every eighth is of a key that is absent."""
+        """Yield lookups of random keys. Every eighth key is absent."""
         drawn = random.Random(number)
         for turn in itertools.count():
             absent = turn % 8 == 7
@@ -108,13 +108,13 @@ class _Service:
         return self._batches(number, keys, b"", _MARKER, _BATCH_KEYS * _PER_KEY)
 
     def arrow_batches(self, number: int, keys: int) -> Iterator[Request]:
-        """Yield lookups of many keys at once, answered as Arrow streams, whose metadata tell that they are whole."""
+        """Yield lookups of many keys at once, answered as Arrow streams. Their metadata shows that they are whole."""
         accept = b"accept: application/vnd.apache.arrow.stream\r\n"
         return self._batches(number, keys, accept, b'"complete"', 1)
 
     def _batches(self, number: int, keys: int, accept: bytes, marker: bytes, count: int) -> Iterator[Request]:
         drawn, made = random.Random(number), list[Request]()
-        # before the clock runs: the client takes longer to make one than the service to read it
+        # before the clock runs: a request takes the client longer to make than the service to read
         for _ in range(_BATCHES):
             asked = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
             body = json.dumps({"lookups": asked}).encode()
@@ -152,7 +152,7 @@ class _Service:
         return {"name": name, **figures, "cpu_us": cpu_us, "elapsed_s": load.elapsed_s, **self._resources()}
 
     def beside_slow_readers(self) -> dict[str, Any]:
-        """Return the figures of lookups while others read long answers slowly."""
+        """Return the figures of lookups while other clients read long answers slowly."""
         name = f"cached: lookups beside {_SLOW} slow readers"
         print(name, file=sys.stderr, flush=True)
         head = f"GET /v1/query?topic={_TOPIC}&key={_HOT_KEY}&all=true HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
@@ -162,7 +162,7 @@ class _Service:
             readers = []
             for _ in range(_SLOW):
                 one = socket.socket()
-                # small, so that the service has to wait for its reader
+                # small, so that the service must wait for its reader
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 one.setblocking(False)
                 await loop.sock_connect(one, self._address)
@@ -180,7 +180,9 @@ class _Service:
         return {"name": name, **load.figures(), "elapsed_s": load.elapsed_s, **resources}
 
     def soak(self, seconds: float) -> dict[str, Any]:
-        """Return the figures of a long mixed load, and memory, threads and descriptors at a third of it and its end."""
+        """Return the figures of a long mixed load, with memory, threads and descriptors after a third of it and at its
+        end.
+        """
         mixed: list[Callable[[int, int], Iterator[Request]]] = [self.lookups, self.batches]
 
         def requests(number: int, keys: int) -> Iterator[Request]:
@@ -208,7 +210,7 @@ def _key(number: int) -> str:
 
 
 def _columns(entries: int, start: int, stop: int) -> pa.Table:
-    """Return entries, those of a key a quarter of all entries apart; behind the last one they are all of one key."""
+    """Return entries. Those of a key are a quarter of all entries apart. After the last one, all have one key."""
     numbers = np.arange(start, stop)
     return pa.table(
         {
@@ -251,7 +253,7 @@ def _service(options: list[str], *, cached: bool) -> Iterator[tuple[subprocess.P
 
 @contextlib.contextmanager
 def _writing(url: str) -> Iterator[list[int]]:
-    """Have another process put entries meanwhile; at the end the list has how many it put."""
+    """Put entries in another process meanwhile. At the end the list has the number of puts."""
     spawn, written = multiprocessing.get_context("spawn"), list[int]()
     begun, end, count = spawn.Event(), spawn.Event(), spawn.Value("q", 0)
     writer = spawn.Process(target=_write, args=(url, begun, end, count))
