@@ -1,13 +1,11 @@
-"""One of those who work on a storage side by side, in a process of its own to be killed at any moment:
+"""One of the programs that work on one storage side by side, in a process that tests kill at any moment.
 
-    beside_program.py write ROOT URI COUNT     puts messages from the durable position on, and ends when all are in the
-                                               storage
-    beside_program.py merge - URI COUNT        merges by hour, day and 30 days until its input ends
-    beside_program.py build - URI COUNT        builds one day after the other, each with mode `error`, and ends with the
-                                               last
+- `beside_program.py write ROOT URI COUNT` puts messages from the durable position on, until all are in the storage.
+- `beside_program.py merge - URI COUNT` merges by hour, day and 30 days until its input ends.
+- `beside_program.py build - URI COUNT` builds one day after another, each with mode `error`.
 
-Message number n says where it belongs, so whoever looks knows what must be there. Times are past, so every window is
-over.
+The number of a message gives all its fields, so a test knows the messages that must be there. Times are past, so every
+window is over.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ Row = tuple[str, int, str, int, int, int]
 
 
 def message(number: int) -> Row:
-    """Return message `number` of the writer: topic, queue, key, offset, size, time; one of four is late by up to
-    days.
+    """Return message `number` of the writer: topic, queue, key, offset, size, time. One message of four is late, by up
+    to days.
     """
     late = number * 7_919_000 % _SPAN_MS if number % 4 == 0 else 0
     time_ms = BEGIN_MS + _SPAN_MS + number * 10_000 - late
@@ -53,7 +51,7 @@ def message(number: int) -> Row:
 
 
 def built(number: int) -> list[Row]:
-    """Return the messages of build `number`, which has a day of its own, long after the writer's."""
+    """Return the messages of build `number`. Each build has a day of its own, long after the writer's days."""
     begin_ms = BEGIN_MS + (100 + number) * DAY_S * 1_000
     first = _BUILT_OFFSET + number * BUILT_ROWS
     return [
@@ -86,7 +84,7 @@ def _merge(uri: str) -> None:
                 return
             log = StorageLog(storage, clock)
             log.open()
-            # a day in a longer table could not be told from one that was built already
+            # in a longer table, a day would look like one that no build has published yet
             end_s = BEGIN_MS // 1000 + 90 * DAY_S if window_s > DAY_S else 1 << 62
             options = MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20, end_s=end_s)
             with contextlib.suppress(MergeOvertaken):
@@ -105,7 +103,7 @@ def _build(uri: str, count: int) -> None:
             try:
                 publish_tables(shards, "error", storage, log)
             except InvalidArgument as error:
-                # the one before was killed after its record
+                # a kill came after the record of the build before
                 assert "has a table already" in str(error)
             threading.Event().wait(0.2)
 

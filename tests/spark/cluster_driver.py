@@ -1,16 +1,16 @@
-"""A Spark driver that is killed while many jobs stand each at a step of its own; run as a program by
-test_cluster_driver_killed.py.
+"""A Spark driver that dies while each of many jobs waits at a step. test_cluster_driver_killed.py runs this program.
 
-    cluster_driver.py MASTER FOLDER SOURCE die      runs each kind of job whole, then once a step, and kills itself with
-                                                    SIGKILL
-    cluster_driver.py MASTER FOLDER SOURCE again    runs the same jobs on the storages that were left behind; the first
-                                                    one also before that, with a storage that takes nothing from tasks
+- `cluster_driver.py MASTER FOLDER SOURCE die` runs each kind of job whole, then once per step, and kills itself with
+  SIGKILL.
+- `cluster_driver.py MASTER FOLDER SOURCE again` runs the same jobs on the storages that the killed driver left. It runs
+  the first job also before that, on a storage that accepts nothing from tasks.
 
-A step is a call by which the driver changes the storage; which ones there are is seen when the job runs whole. So a job
-is stopped before its first step, and after each one, each time with a storage FOLDER/left/JOB-STEPS that begins as a
-copy of FOLDER/origins/JOB. One start of Spark does for all: the jobs are threads of one driver, and it dies once all of
-them stand. `FOLDER/steps.json` says what the steps were. With the last jobs a task stands, too: the first part of an
-upload is sent, and no more.
+A step is a call by which the driver changes the storage. A run of the whole job shows its steps. The program then stops
+the job before its first step and after each step. Each time, the storage FOLDER/left/JOB-STEPS begins as a copy of
+FOLDER/origins/JOB.
+
+Spark starts only once: the jobs are threads of one driver, which dies when all of them wait. `FOLDER/steps.json` lists
+the steps. In the last jobs a task also waits: it has sent the first part of an upload, and sends no more.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["JOBS", "TASKS"]
 
 JOBS = ("build", "replace", "merge", "compact")
 TASKS = ("build", "merge")
-"""Jobs that also stand while a task uploads: one for each core of the cluster."""
+"""Jobs that also wait while a task uploads: one for each core of the cluster."""
 _AT_ONCE = 3
 _PART_BYTES = 600
 _LONGEST_S = 300.0
@@ -56,8 +56,9 @@ _T = TypeVar("_T")
 
 @dataclass
 class Stand:
-    """Where a job is to stand: after `steps` of them; None: nowhere. `taken` are the steps so far; `over`: it stands,
-    or has ended.
+    """The place where a job waits: after `steps` steps, or nowhere if None.
+
+    `taken` are the steps so far. `over` is set when the job waits or has ended.
     """
 
     steps: int | None = None
@@ -67,11 +68,11 @@ class Stand:
 
 
 _STANDS: dict[str, Stand] = {}
-# by the name of the storage
+# by name of the storage
 
 
 class Standing(WrapperStorage):
-    """The driver's storage: once so many steps are taken, no call returns any more."""
+    """The driver's storage: after the given number of steps, calls do not return."""
 
     def __init__(self, inner: Storage, stand: Stand) -> None:
         super().__init__(inner)
@@ -94,7 +95,7 @@ class Standing(WrapperStorage):
 
 
 class HeldTask(WrapperStorage):
-    """A task's storage: of the first task that uploads a part nothing more comes."""
+    """A task's storage: the first task that uploads a part then waits, and sends no more."""
 
     def __init__(self, inner: Storage, mark: Path) -> None:
         super().__init__(inner)
@@ -110,7 +111,7 @@ class HeldTask(WrapperStorage):
 
 
 class GoneStorage(WrapperStorage):
-    """A task's storage that fails in the middle and stays so."""
+    """A task's storage that fails in the middle of a job and does not recover."""
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         if call.operation in ("upload_part", "abort_upload"):
@@ -120,7 +121,7 @@ class GoneStorage(WrapperStorage):
 
 @dataclass(frozen=True)
 class Address:
-    """Opens the storage `name` in the driver, where it may stand, and in tasks, which upload in small parts."""
+    """Opens the storage `name`. In the driver, its calls may wait. Tasks upload in small parts."""
 
     address: StorageAddress
     name: str
@@ -148,7 +149,7 @@ class Driver:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         self.folder, self.left, self._source, self._gone = folder, folder / "left", source, False
         java = {f"spark.{side}.extraJavaOptions": _JAVA for side in ("driver", "executor")}
-        # small jobs are over before compiled code would pay
+        # small jobs end before compiled code would save time
         small = {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}
         self.spark = open_session(master, settings={**ON_LOOPBACK, **small, **java})
         self.spark.sparkContext.setLogLevel("OFF")
@@ -160,7 +161,7 @@ class Driver:
         return Address(StorageAddress(uri, options), name, self.folder / f"{name}.held", self._gone, os.getpid())
 
     def run(self, name: str) -> Any:
-        """Run the job on its storage; return how many entries, jobs or files were published, or why none."""
+        """Run the job on its storage; return the number of entries, jobs or files that it published, or its error."""
         stand = _STANDS.setdefault(name, Stand())
         kind, storage = name.partition("-")[0], f"file://{self.left}/{name}"
         try:
@@ -177,19 +178,19 @@ class Driver:
             stand.over.set()
 
     def begin(self, name: str) -> None:
-        """Let a storage be as the job finds it."""
+        """Prepare a storage with the objects that the job finds."""
         kind = name.partition("-")[0]
         if (origin := self.folder / "origins" / kind).exists():
             shutil.copytree(origin, self.left / name)
 
     def start(self, name: str, steps: int | None) -> None:
-        """Begin a job in a thread of its own, which may never end."""
+        """Begin a job in a thread that may never end."""
         self.begin(name)
         _STANDS[name] = Stand(steps)
         threading.Thread(target=self.run, args=(name,), daemon=True).start()
 
     def die(self) -> None:
-        """Let a job of each kind stand after each number of steps, and be killed."""
+        """Start jobs of each kind; each waits after its own number of steps. Then kill this process."""
         steps: dict[str, list[tuple[str, str]]] = {}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for kind in JOBS:
@@ -212,7 +213,7 @@ class Driver:
         assert _STANDS[name].over.wait(_LONGEST_S) and _STANDS[name].stands, f"{name} does not stand"
 
     def again(self) -> None:
-        """Run the job of each storage that is there; what becomes of it is one JSON line."""
+        """Run the job of each storage that exists, and print its outcome as a JSON line."""
         steps = json.loads((self.folder / "steps.json").read_text())
         names = [f"{kind}-tasks" for kind in TASKS] + [
             f"{kind}-{number}" for kind in JOBS for number in range(len(steps[kind]) + 1)
@@ -233,7 +234,7 @@ def main(master: str, folder: str, source: str, part: str) -> None:
 
 
 if __name__ == "__main__":
-    # the module as tasks import it: what is pickled from __main__ would take the threads' state along
+    # the module as tasks import it: pickled objects of __main__ would include the state of threads
     from tests.spark.cluster_driver import main as _main
 
     _main(*sys.argv[1:])

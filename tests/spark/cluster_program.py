@@ -1,13 +1,14 @@
-"""Builds, merges and erasures on a cluster of two executors, with failures on purpose; run as a program by
-test_local_cluster.py.
+"""Runs builds, merges and erasures on a cluster of two executors, with seeded failures. test_local_cluster.py runs this
+program.
 
-    cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
+`cluster_program.py MASTER FOLDER ENTRIES TROUBLE...` prints one JSON line per trouble and job.
 
-Where the trouble is ``changed``, the source has other rows once all executors are lost: one build fails, and another
-takes the new rows. Where the trouble is ``none``, the program also reads the index in every way: the job ``read``.
+If the trouble is ``changed``, the source has other rows once all executors are lost. One build then fails, and another
+build publishes the new rows. If the trouble is ``none``, the program also reads the index in every way, as the job
+``read``.
 
-Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for
-the address and counts openings by files in a folder, which all processes see.
+Executors are separate processes. The way in which tasks open their storage decides which calls fail. `Troubled`
+replaces the address. It counts openings by files in a folder, which all processes see.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _WAIT_S = 240.0
 
 
 class Troubling(WrapperStorage):
-    """A storage in which the first writes of tasks go wrong, as `trouble` says."""
+    """A storage that makes the first writes of tasks fail, as `trouble` says."""
 
     def __init__(self, inner: Storage, marks: Path, trouble: str) -> None:
         super().__init__(inner)
         self._marks, self._trouble = marks, trouble
 
     def _first(self, what: str) -> bool:
-        """Whether nobody was here before: one process wins."""
+        """Whether this process is the first one here."""
         try:
             (self._marks / what).touch(exist_ok=False)
         except FileExistsError:
@@ -62,7 +63,7 @@ class Troubling(WrapperStorage):
             return act()
         if self._trouble in ("fail", "executor") and (self._first("a") or self._first("b")):
             act()
-            raise StorageUnavailable("this answer was lost on purpose")
+            raise StorageUnavailable("the test drops this response")
         if self._trouble == "worker" and self._first("killed"):
             act()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -73,13 +74,13 @@ class Troubling(WrapperStorage):
         if self._trouble == "changed" and self._first("killed"):
             source = self._marks.parent / "m.parquet"
             (self._marks.parent / "changed.parquet").replace(source)
-            # every executor: what the tasks had read could otherwise lie on the one that lives
+            # all executors: otherwise the rows that tasks have read could be on the surviving one
             for executor in _executors():
                 os.kill(executor, signal.SIGKILL)
             time.sleep(_WAIT_S)
         if self._trouble == "slow" and self._first("slow"):
             end = time.monotonic() + _WAIT_S
-            # until Spark ends this attempt, because the other one was faster
+            # until Spark ends this attempt, because the other attempt was faster
             while time.monotonic() < end:
                 time.sleep(0.1)
             (self._marks / "waited").touch()
@@ -87,7 +88,7 @@ class Troubling(WrapperStorage):
 
 
 def _executor() -> int:
-    """Return the process id of the executor: the Java process above this worker."""
+    """Return the process id of the executor: the Java process that is this worker's ancestor."""
     pid = os.getpid()
     while "java" not in Path(f"/proc/{pid}/comm").read_text():
         pid = parent_of(pid)
@@ -95,11 +96,11 @@ def _executor() -> int:
 
 
 def _executors() -> list[int]:
-    """Return the process ids of all executors: those with the same parent, the caller's own last."""
+    """Return the process ids of all executors: those with the same parent. The caller's own is the last."""
     own = _executor()
     siblings = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # a process that ended meanwhile
+        with contextlib.suppress(OSError):  # the process may have ended in the meantime
             is_sibling = parent_of(int(folder.name)) == parent_of(own)
             if is_sibling and b"CoarseGrainedExecutor" in (folder / "cmdline").read_bytes():
                 siblings.append(int(folder.name))
@@ -108,7 +109,7 @@ def _executors() -> list[int]:
 
 @dataclass(frozen=True)
 class Troubled:
-    """Opens a storage on the driver as it is, in tasks as `Troubling`."""
+    """Opens a plain storage in the driver, and a `Troubling` one in tasks."""
 
     address: StorageAddress
     marks: Path
@@ -123,7 +124,7 @@ class Troubled:
 
 
 def _changed(spark: Any, storage: str, table: Any, path: str, config: IndexConfig) -> dict[str, Any]:
-    """Build from a source that changes once all executors are lost, and again; return what became of both."""
+    """Build from a source that changes once all executors are lost, and build again; return both outcomes."""
     more = pa.concat_tables([table, messages(len(table) // 2, days=2, seed=9)])
     write_parquet(more, Path(path).with_name("changed.parquet"), group_rows=len(table) // 4)
     try:
@@ -146,7 +147,7 @@ _KEYS = 30
 
 
 def _read_back(spark: Any, storage: str, table: pa.Table, source: str, folder: Path) -> dict[str, Any]:
-    """Assert that each way of reading gives what was put; return how much that was."""
+    """Assert that each way of reading returns the entries that were put; return their counts."""
     register(spark)
     rows = table.to_pylist()
     stored = sorted({(row["topic"], row["key"]) for row in rows})

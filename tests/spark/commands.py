@@ -12,7 +12,7 @@ from tests.integration.cli.command_lines import TOP, Outcome, run_here
 
 
 def told(line: str, *more: object, code: int = 0, **environment: str) -> Outcome:
-    """Run `tiered-index spark LINE --json --quiet`, which must end with `code`; return what it tells."""
+    """Run `tiered-index spark LINE --json --quiet`, which must end with `code`; return its output."""
     outcome = run_here("spark", *line.split(), *more, "--json", "--quiet", environment=environment)
     assert outcome.code == code, outcome
     return outcome
@@ -25,9 +25,9 @@ def program_of(name: str, *arguments: object) -> tuple[list[str], dict[str, str]
 
 
 def run_program(name: str, *arguments: object, timeout: float = 400, code: int = 0) -> tuple[list[dict[str, Any]], str]:
-    """Run a program of this folder, which must end with `code`; return the lines that it prints, and what it logs.
+    """Run a program of this folder, which must end with `code`; return the lines that it prints, and its log.
 
-    It has ended when Java and the executors are gone, too, which have the same pipes.
+    The call waits until Java and the executors have ended, too, since they have the same pipes.
     """
     command, environment = program_of(name, *arguments)
     ended = subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True, timeout=timeout)

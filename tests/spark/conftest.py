@@ -1,4 +1,4 @@
-"""One Spark session of two cores for everything here, and the S3 server, which its tasks can reach."""
+"""One Spark session of two cores for all tests of this folder, and an S3 server that its tasks can reach."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.support.s3_server import CREDENTIALS
 
 WORKERS = Path(__file__).parents[1] / "support" / "spark_workers"
-"""A folder of PYTHONPATH: workers are forked with everything imported."""
+"""A folder of PYTHONPATH. Spark forks workers from a process that has imported everything."""
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if "/tests/spark/" in str(item.path).replace(os.sep, "/"):
-            # sockets of py4j that its own finalizers close
+            # py4j's own finalizers close its sockets
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 
@@ -26,7 +26,7 @@ def spark(tmp_path_factory):
     from tiered_index.spark import open_session
 
     before = dict(os.environ)
-    # workers have the environment that Java was started in
+    # workers have the environment in which Java started
     path = os.pathsep.join(filter(None, [str(WORKERS), before.get("PYTHONPATH")]))
     os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable, PYTHONPATH=path)
     settings = {
@@ -44,7 +44,7 @@ def spark(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def s3(server):
-    """The S3 server, and in the environment what its clients need."""
+    """The S3 server; the environment has the settings that its clients need."""
     with pytest.MonkeyPatch.context() as patched:
         for name, value in server.environment.items():
             patched.setenv(name, value)

@@ -1,6 +1,4 @@
-"""Storages for tasks that their credentials may not use: the driver's requests pass, a task's are refused as S3 refuses
-them.
-"""
+"""Storages that refuse tasks for lack of credentials: requests of the driver succeed, those of tasks fail as on S3."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class Denying(WrapperStorage):
 
 @dataclass(frozen=True)
 class DenyingAddress(StorageAddress):
-    """Opens a storage on the driver as it is, in tasks as `Denying`."""
+    """Opens a plain storage in the driver, and a `Denying` one in tasks."""
 
     denied: tuple[str, ...] = ()
     driver: int = 0

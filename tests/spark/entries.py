@@ -1,4 +1,4 @@
-"""Messages for builds and merges, what the model answers about them, and whether a reader says the same."""
+"""Messages for builds and merges, the model's answers about them, and checks that a reader gives the same answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_SWEEPS = 20
 
 
 def messages(count: int, *, seed: int = 1, days: int = 2, begin_ms: int = BEGIN_MS, hot: float = 0.3) -> pa.Table:
-    """Return messages of one key each over some days; a part `hot` of them has one key."""
+    """Return messages of one key each over some days; the fraction `hot` of them share one key."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.integers(0, days * DAY_MS, count)) + begin_ms
     keys = np.where(rng.random(count) < hot, 0, rng.integers(1, max(2, count // 20), count))
@@ -47,13 +47,13 @@ def messages(count: int, *, seed: int = 1, days: int = 2, begin_ms: int = BEGIN_
 
 
 def write_parquet(table: pa.Table, path: Path, *, group_rows: int = 700) -> str:
-    """Write a file of several row groups and return its path."""
+    """Write a file of several row groups; return its path."""
     pq.write_table(table, path, row_group_size=group_rows)
     return str(path)
 
 
 def put_files(uri: str, root: Path, *tables: pa.Table, rows: int = 1_000_000, **settings: Any) -> None:
-    """Put tables as a writer does, into files of so many rows."""
+    """Put tables as a writer does, into files of the given number of rows."""
     chosen = {"slots": 64, "items": 100_000, "background": False, **settings}
     with IndexService.open(root=root, storage=uri, **chosen) as index:
         for batch in (batch for table in tables for batch in table.to_batches(rows)):
@@ -64,13 +64,13 @@ def put_files(uri: str, root: Path, *tables: pa.Table, rows: int = 1_000_000, **
 
 
 def check(storage: str, *tables: pa.Table, keys: int = 40, pages: int = 7) -> None:
-    """Assert that a reader of `storage` answers as the model does, as `check_answers`."""
+    """Assert that a reader of `storage` passes `check_answers`."""
     with IndexReader.open(storage) as reader:
         check_answers(reader, *tables, keys=keys, pages=pages)
 
 
 def check_answers(reader: IndexReader, *tables: pa.Table, keys: int = 40, pages: int = 7) -> None:
-    """Assert that a reader answers as the model does, whole, by ranges and by pages; the hot key among them."""
+    """Assert that a reader's answers equal the model's: whole, by ranges and by pages, for the hot key, too."""
     models: dict[tuple[str, str], ReferenceModel] = {}
     for row in joined(tables).to_pylist():
         model = models.setdefault((row["topic"], row["key"]), ReferenceModel())
@@ -89,9 +89,7 @@ def check_answers(reader: IndexReader, *tables: pa.Table, keys: int = 40, pages:
 
 
 def check_stored(storage: str, *tables: pa.Table) -> None:
-    """Assert that the objects that the log names hold each entry of the tables as often as these do, and no other
-    ones.
-    """
+    """Assert that the objects that the log names have the entries of the tables, each as often, and no others."""
     model = ReferenceModel()
     for row in joined(tables).to_pylist():
         model.put(row["topic"], row["queue_id"], row["key"], row["offset"], row["size"], row["timestamp_ms"])
@@ -103,23 +101,23 @@ def check_stored(storage: str, *tables: pa.Table) -> None:
 
 
 def states(storage: str) -> Any:
-    """Return the log's state."""
+    """Return the state of the log."""
     with open_storage(storage) as opened:
         return StorageLog(opened, SystemClock()).open()
 
 
 def total(storage: str) -> int:
-    """Return how many entries the log says there are."""
+    """Return the number of entries that the log states."""
     return sum(stored.count for stored in states(storage).objects.values())
 
 
 def sweep(storage: str) -> int:
-    """Delete what no record names, as if two days had gone by; return how much that was.
+    """Delete the objects that no record names, as if two days had passed; return their number.
 
-    Afterwards nothing but named objects is left.
+    Afterwards the storage has only named objects.
 
-    A task that Spark has given up, because its job failed or another attempt was faster, may go on for a moment: what
-    it uploads while this sweeps is swept, too. It ends where it finds its upload gone.
+    Spark may give up a task because its job failed or another attempt was faster. Such a task can continue for a
+    moment, and this call also deletes its uploads. The task ends when it notices that its upload is gone.
     """
     with open_storage(storage) as opened:
         log = StorageLog(opened, SystemClock())
@@ -139,12 +137,12 @@ def sweep(storage: str) -> int:
 
 
 def joined(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return tables one behind the other."""
+    """Return the tables, concatenated."""
     return pa.concat_tables(list(tables))
 
 
 def stored_rows(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
-    """Return what an index stores of messages: topic, hash, queue, offset, size, second."""
+    """Return the values that an index stores of messages: topic, hash, queue, offset, size, second."""
     return Counter(
         (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], r["timestamp_ms"] // 1000)
         for r in rows
@@ -152,7 +150,7 @@ def stored_rows(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
 
 
 def explained(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines that the option `explain` wrote to a folder, by their kind; the folder is empty afterwards."""
+    """Return the lines that the option `explain` wrote to a folder, by kind; the folder is empty afterwards."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for path in folder.glob("*.json"):
         line = json.loads(path.read_text())

@@ -1,8 +1,8 @@
-"""Has Spark deny one of two attempts of a task its commit.
+"""Makes Spark deny the commit of one of two attempts of a task.
 
-Both attempts of one task have uploaded all they have. The first asks first, and its executor is stopped as soon as
-Spark let it commit; its message is large, so that it can't have reached the driver by then. The second one asks now.
-How far each is, files beside the index say.
+Both attempts of one task have uploaded all their tables. The first attempt asks Spark first. A thread stops its
+executor as soon as Spark allows the commit. Its message is so large that it can't have reached the driver by then. Then
+the second attempt asks. Files beside the index show the progress of each attempt.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ON_LOOPBACK = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
 }
-"""Settings of a driver on this machine and of executors that have the package from here."""
+"""Settings of a driver on this machine, and of executors that import the package from this tree."""
 _WAIT_S = 120.0
 _TASK = 3
 _MESSAGE_BYTES = 64 << 20
 
 
 def speculating_session(master: str, max_failures: str = "4", *, speculates: bool = True) -> SparkSession:
-    """Start a session that runs a task once more soon after others have ended; a task may fail fewer than
+    """Start a session that starts a second attempt of a task soon after others have ended. A task may fail fewer than
     `max_failures` times.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -64,7 +64,7 @@ class _Large(Written):
 
 
 def _held(written: Written, job: PartitionJob) -> Written:
-    """Return what an attempt tells the driver, when it is its turn to ask."""
+    """Wait until this attempt may ask for its commit; return its message to the driver."""
     context = TaskContext.get()
     assert context is not None
     if context.partitionId() != _TASK:
@@ -90,7 +90,7 @@ class _HeldStreamWriter(EntryStreamWriter):
 
 
 class HeldSource(EntrySource):
-    """As the format ``tiered_index``, but for the two attempts of one task."""
+    """The format ``tiered_index``, except that it delays two attempts of one task."""
 
     @classmethod
     def name(cls) -> str:
@@ -117,7 +117,7 @@ def _tell(path: Path, text: str) -> None:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; a worker's is the daemon, whose is the executor."""
+    """Return the parent of a process. A worker's parent is the daemon, whose parent is the executor."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -129,8 +129,8 @@ def _until(happened: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def one_is_denied(spark: SparkSession, folder: Path) -> Iterator[list[int]]:
-    """Have an attempt denied in what is written here to FOLDER/index as `held`; the list has how many attempts had
-    failed, afterwards.
+    """Have Spark deny one attempt of a write to FOLDER/index, as `held`, in this block. Afterwards the list has the
+    number of failed attempts.
     """
     failures: list[int] = []
     holder = threading.Thread(target=_hold_the_first, args=(spark, folder, failures))
@@ -142,9 +142,9 @@ def one_is_denied(spark: SparkSession, folder: Path) -> Iterator[list[int]]:
 
 
 def _hold_the_first(spark: SparkSession, folder: Path, failures: list[int]) -> None:
-    """Stop the executor of the first attempt when that may commit, until the second one has failed.
+    """Stop the executor of the first attempt once that may commit, until the second attempt has failed.
 
-    A thread of the driver.
+    This runs in a thread of the driver.
     """
     _until((folder / "second").exists)
     stage, executor = map(int, (folder / "first").read_text().split())
@@ -160,7 +160,7 @@ def _hold_the_first(spark: SparkSession, folder: Path, failures: list[int]) -> N
 
 
 def _is_allowed(spark: SparkSession, stage: int) -> bool:
-    """Return whether an attempt of the task may commit: looks into Spark's coordinator, which tells nobody."""
+    """Return whether an attempt of the task may commit. Only the private state of Spark's coordinator has this."""
     context: Any = spark.sparkContext._jsc
     coordinator = _field(spark, "SparkEnv", "outputCommitCoordinator").get(context.sc().env())
     state = _field(spark, "scheduler.OutputCommitCoordinator", "stageStates").get(coordinator).get(stage)
@@ -169,7 +169,7 @@ def _is_allowed(spark: SparkSession, stage: int) -> bool:
 
 def _field(spark: SparkSession, owner: str, name: str) -> Any:
     jvm: Any = spark._jvm
-    # methods of Spark's own classes can't be listed: some are of packages that PySpark doesn't bring
+    # Java can't list the methods of Spark's own classes: some need packages that PySpark does not include
     field = jvm.java.lang.Class.forName(f"org.apache.spark.{owner}").getDeclaredField(name)
     field.setAccessible(True)
     return field

@@ -1,5 +1,6 @@
-"""What Spark does to a table, in this process: count, plan, pack, gather by partition, write. Any storage will do, with
-faults too.
+"""The steps by which Spark makes tables, in this process: count, plan, pack, gather by partition, write.
+
+They work on any storage, and on one with faults.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SCALE = WindowScale(86_400, 10**9, 3 * 10**9)
 
 @dataclass
 class Address:
-    """Stands for a `StorageAddress`: gives the same storage to every task, which doesn't close it."""
+    """A `StorageAddress` that gives the same storage to every task; tasks do not close it."""
 
     storage: Storage
 
@@ -50,7 +51,7 @@ class Address:
 def planned(
     table: pa.Table, *, shards: int | str = 2, parallelism: int = 2, piece_items: int = 200, origin: Origin = "build"
 ) -> BuildPlan:
-    """Return the plan of a build of `table`; more than `piece_items` * 2 entries of a piece are too many."""
+    """Return the plan of a build of `table`. A piece may have at most `piece_items` * 2 entries."""
     names = [name for name in CENSUS_COLUMNS if name in table.column_names]
     looked_at = table.select(names).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 1_000)]
@@ -60,7 +61,7 @@ def planned(
 
 
 def gathered(table: pa.Table, plan: BuildPlan, *, batch_rows: int = 500) -> dict[int, pa.Table]:
-    """Return the blocks of each partition as the shuffle hands them over, sorted by piece."""
+    """Return the blocks of each partition as the shuffle would, sorted by piece."""
     blocks = pa.Table.from_batches(
         [block for batch in table.to_batches(batch_rows) for block in pack_batches([batch], plan)]
     )
@@ -71,7 +72,7 @@ def gathered(table: pa.Table, plan: BuildPlan, *, batch_rows: int = 500) -> dict
 def written(
     table: pa.Table, plan: BuildPlan, storage: Storage, *, now_ms: int = BEGIN_MS + 10 * DAY_MS
 ) -> list[PartitionResult]:
-    """Return what the tasks of all partitions return."""
+    """Return the results of the tasks of all partitions."""
     results = []
     for blocks in gathered(table, plan).values():
         for batch in write_partition(blocks.to_batches(7), plan, Address(storage), now_ms):  # type: ignore[arg-type]
@@ -85,7 +86,7 @@ def shards_of(results: Sequence[PartitionResult]) -> list[FinishedShard]:
 
 
 def build_here(uri: str, *tables: pa.Table, **options: Any) -> None:
-    """Publish a build of each table, one behind the other, to an index, which is made where there is none."""
+    """Publish a build of each table, one after another, to an index; make the index if there is none."""
     with open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
         genesis = log.create(GENESIS).genesis
@@ -104,12 +105,14 @@ def opened(storage: Storage, clock: Clock) -> StorageLog:
 
 
 def count(storage: Storage, clock: Clock) -> int:
-    """Return how many entries the log says there are."""
+    """Return the number of entries that the log states."""
     return sum(stored.count for stored in StorageLog(storage, clock).open().objects.values())
 
 
 def left_over(storage: Storage, clock: Clock) -> int:
-    """Delete what no record names, as if ages had gone by; return how much that was. Nothing else is left."""
+    """Delete the objects that no record names, as if much time had passed; return their number. The storage then has
+    only named objects.
+    """
     log = StorageLog(storage, clock)
     log.open()
     found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)

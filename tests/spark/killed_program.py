@@ -1,14 +1,11 @@
-"""Publishes builds and runs merges in processes that are killed at a chosen call of the storage, or that race each
-other.
+"""Publishes builds and runs merges in processes that die at a chosen call of the storage, or that race each other.
 
-One JSON document a line comes in, and one goes out. Each job runs in a fork of this process, which has everything
-imported and no threads.
+The program reads one JSON document per line, and prints one line for each. Each job runs in a fork of this process,
+which has no threads and has imported everything.
 
-    {"job": "publish", "uri": ..., "build": FILE, "mode": ...} or {"job": "merge", "uri": ...}, each with "nth" and
-    "when" {"job": "race", "uri": ..., "builds": [FILE, ...], "mode": ...}
-
-The answer of the first two is {"killed": ...}, of a race {"outcomes": [...]}; nth 0 kills nobody and answers {"calls":
-[...]} too.
+- `{"job": "publish", "uri": ..., "build": FILE, "mode": ...}` or `{"job": "merge", "uri": ...}`, each with "nth" and
+  "when". The response is `{"killed": ...}`. If nth is 0, the job is not killed, and the response also has "calls".
+- `{"job": "race", "uri": ..., "builds": [FILE, ...], "mode": ...}`. The response is `{"outcomes": [...]}`.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class Killing(WrapperStorage):
-    """A storage whose call number `nth` (from 1) kills the process, before it acts or after."""
+    """A storage whose call number `nth` (from 1) kills the process, before or after the call acts."""
 
     def __init__(self, inner: Storage, nth: int, when: str) -> None:
         super().__init__(inner)
@@ -81,7 +78,7 @@ def _job(task: dict[str, Any]) -> list[str]:
 
 
 def _forked(act: Callable[[], Any], answer: Path) -> int:
-    """Run `act` in a fork; return its process id. What it returns is in the file `answer`."""
+    """Run `act` in a fork; return its process id. The file `answer` gets the result of `act`."""
     pid = os.fork()
     if pid:
         return pid
@@ -92,7 +89,7 @@ def _forked(act: Callable[[], Any], answer: Path) -> int:
     except InvalidArgument as error:
         answer.write_text(json.dumps(str(error)))
         code = REFUSED
-    except BaseException as error:  # noqa: BLE001 - told by its line
+    except BaseException as error:  # noqa: BLE001 - its line reports it
         sys.stderr.write(f"{error!r}\n")
     finally:
         sys.stderr.flush()
@@ -108,7 +105,7 @@ def _run(task: dict[str, Any], answer: Path) -> dict[str, Any]:
 
 
 def _race(task: dict[str, Any], answer: Path) -> dict[str, Any]:
-    """Let builds be published at the same time, each by a process of its own; return their exit codes."""
+    """Publish builds at the same time, each in its own process; return their exit codes."""
     ready, start = os.pipe(), os.pipe()
 
     def one(build: str) -> None:
@@ -116,7 +113,7 @@ def _race(task: dict[str, Any], answer: Path) -> dict[str, Any]:
         with open_storage(task["uri"]) as storage:
             StorageLog(storage, SystemClock()).open()
             os.write(ready[1], b".")
-            os.read(start[0], 1)  # which ends when the parent closes the other end
+            os.read(start[0], 1)  # the read ends when the parent closes the other end
             _publish(storage, build, task["mode"])
 
     pids = [

@@ -1,5 +1,6 @@
-"""What Spark does to keys in a bulk lookup, in this process: pack, search task by task, answer. Any storage will do,
-with faults too.
+"""The steps of a bulk lookup on Spark, in this process: pack, search task by task, answer.
+
+They work on any storage, and on one with faults.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SETTINGS = ColdSettings(query_threads=2, coalesce_gap_bytes=0, block_cache_bytes
 
 @dataclass
 class LookedUp:
-    """Answers by question: (status, entries as dicts, failed), and the reports of the tasks."""
+    """Answers by question, each (status, entries as dicts, failed), and the reports of the tasks."""
 
     plan: LookupPlan
     reports: list[TaskReport] = field(default_factory=list)
@@ -41,7 +42,7 @@ class LookedUp:
         question = lookups_of(*_columns([lookup]), self.plan.places, keyed=self.plan.schema.keyed)
         if self.plan.asked is None:
             return self.answers[question.tobytes()]
-        # what no partition with a block has has no entry
+        # a question without a block in any partition has no entry
         return self.answers.get(int(places_of(self.plan.asked, question)[0]), ("complete", [], None))
 
     @property
@@ -50,7 +51,7 @@ class LookedUp:
 
 
 def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> LookupPlan:
-    """Return a plan for lookups, of two cores unless `options` say else."""
+    """Return a plan for lookups, of two cores unless `options` name another number."""
     lows = [q.begin_ms or 0 for q in lookups]
     highs = [2**60 if q.end_ms is None else q.end_ms for q in lookups]
     chosen: dict[str, Any] = {
@@ -80,10 +81,10 @@ def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:
 def looked_up(
     storage: Storage, plan: LookupPlan, lookups: Sequence[Lookup], *, batch_rows: int = 64, accepted: bool = False
 ) -> LookedUp:
-    """Return what a bulk lookup of `lookups` answers; nothing where an object was missing, unless the plan was
-    `accepted` before.
+    """Return the answers of a bulk lookup of `lookups`. There are none if an object was missing, unless the plan was
+    `accepted`.
 
-    Then the tasks run as Spark runs them for blocks that it lost: nobody looks at their reports.
+    If it was `accepted`, tasks run as those that replace blocks that Spark lost: no code reads their reports.
     """
     made = LookedUp(plan)
     topics, keys, begins, ends = _columns(lookups)
@@ -117,7 +118,7 @@ def looked_up(
 
 
 def _check_alike(nested: dict[bytes, dict[str, Any]], flat: Iterable[dict[str, Any]]) -> None:
-    """Assert that rows of entries say what the arrays do."""
+    """Assert that the flat rows and the arrays have the same entries."""
     told: dict[bytes, list[dict[str, Any]]] = {question: [] for question in nested}
     empty = set()
     for row in flat:

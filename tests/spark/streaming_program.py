@@ -1,8 +1,8 @@
-"""A query from a commit log into an index; run as a program by test_streaming_example.py, which kills it.
+"""A query from a commit log into an index. test_streaming_example.py runs this program and kills it.
 
-    streaming_program.py MASTER FOLDER ENDLESS|UP-TO-NOW [MARK]
+`streaming_program.py MASTER FOLDER ENDLESS|UP-TO-NOW [MARK]`
 
-FOLDER has `store`, and gets `index` and `checkpoint`. Where the file MARK isn't there, the first task makes it, and
+FOLDER has `store`, and gets `index` and `checkpoint`. If the file MARK does not exist, the first task makes it, and
 fails.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from tiered_index.spark import open_session, register
@@ -24,7 +24,7 @@ __all__ = ["entries_of", "failing_once", "start"]
 
 
 def entries_of(spark: SparkSession, store: str, max_bytes: str) -> DataFrame:
-    """Return a commit log's entries as a stream."""
+    """Return the entries of a commit log as a stream."""
     log = spark.readStream.format("rocketmq_commitlog").options(body="none", maxBytesPerTrigger=max_bytes).load(store)
     named = {"offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
     return log.filter("visible").select(
@@ -40,7 +40,7 @@ def start(entries: DataFrame, folder: Path, *, endless: bool) -> StreamingQuery:
 
 
 def failing_once(entries: DataFrame, mark: Path) -> DataFrame:
-    """Return the same rows, but the first task anywhere fails after it gave some."""
+    """Return the same rows; the first of all tasks fails after some of its rows."""
 
     def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

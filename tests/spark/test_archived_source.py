@@ -1,4 +1,4 @@
-"""Archived segments as a source: what is built of them answers as what is built of the broker's own files."""
+"""Archived segments as a source: their builds answer as builds of the broker's own files do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ CONFIG = IndexConfig(slots=64, items=10_000)
 
 @dataclass
 class Stores:
-    """Two stores; `uri` of the index that has archived what is closed of both, and left locally is only that."""
+    """Two stores, and the `uri` of the index that archived their closed segments. Only the open segments are left
+    locally.
+    """
 
     folders: list[str]
     uri: str
@@ -70,12 +72,12 @@ def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_pat
     assert answers(remote) == answers(local) and answers(local)["k-3"]
     for built in (local, remote):
         with IndexReader.open(built) as reader:
-            assert not reader.query("TBW102", "k-3")  # RocketMQ's own, as by `ingest`
+            assert not reader.query("TBW102", "k-3")  # RocketMQ's own topic, which `ingest` also leaves out
     assert states(remote).genesis.offset_space == "commitlog"
-    # one store's: the answers are those of its queue
+    # a build of one store has the answers of its queue only
     build(spark, f"archive:{archived.uri}?store=broker%20a", storage=one, config=CONFIG)
     assert answers(one) == {key: [item for item in items if item[2] == 0] for key, items in answers(local).items()}
-    # each look at the source takes a table and one range of each of these small segments
+    # each pass over the source reads a table and one range per small segment
     plan, counted, building, _ = result.metrics.stages
     segments = len(states(archived.uri).archive)
     assert counted.tasks == segments and (counted.entries, building.entries) == (result.entries, result.entries)
@@ -107,7 +109,7 @@ def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, sto
     with open_storage(archived.uri) as stored:
         segment = min(states(archived.uri).archive.values(), key=lambda s: (s.store, s.start))
         data = stored.get(segment.name)
-        # the file of the object itself: a copy of the index would do, too
+        # only the original object is gone: a copy of the index would still have the segment
         stored.delete(segment.name)
         stored.put(segment.name, bytes([data[0] ^ 1]) + data[1:])
         try:
@@ -120,7 +122,7 @@ def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, sto
         finally:
             stored.delete(segment.name)
             stored.put(segment.name, data)
-    # the damaged piece, and the message that reaches out of it
+    # the damaged piece, with the message that crosses its end
     file, begin, end = result.skipped[0][:3]
     assert (result.skipped_ranges, result.skipped_bytes, file, begin) == (1, end - begin, segment.name, segment.start)
     assert PIECE_BYTES <= result.skipped_bytes < segment.size_bytes

@@ -1,4 +1,4 @@
-"""Audits: a sound index has no finding, and each seeded defect of each kind is found, once."""
+"""Audits: a sound index has no finding, and an audit finds each seeded defect of each kind once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def table() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def sound(spark: Any, table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A built index of two days, in `index`, and what it was built of, in `source.parquet`."""
+    """A built index of two days in `index`, and its source in `source.parquet`."""
     folder = tmp_path_factory.mktemp("audited")
     source = write_parquet(table, folder / "source.parquet")
     build(spark, source, storage=f"file://{folder}/index", shards=2, config=LATE)
@@ -77,11 +77,12 @@ def test_a_sound_index_has_no_finding_and_holds_its_source(spark, sound):
     assert (result.differences.source_entries, result.differences.index_entries) == (COUNT, COUNT)
     size = sum(stored.size_bytes for stored in states(f"file://{sound}/index").objects.values())
     assert result.report.checked["object_bytes"] == size
-    assert result.metrics.bytes_read > 2 * size - 100_000  # once to check, once to compare
+    # the audit reads the objects twice: it checks them, then compares the entries
+    assert result.metrics.bytes_read > 2 * size - 100_000
 
 
 def _rewritten(storage: Storage, change: Callable[[LogRecord], LogRecord]) -> None:
-    """Change the last record of a log that has no checkpoint of it."""
+    """Change the last record of a log, which has no checkpoint of that record."""
     name = log_name(states(storage.uri).number)
     storage.put(name, change(LogRecord.decode(storage.get(name), name)).encode())
     storage.delete_many([info.name for info in storage.list("checkpoint/")])
@@ -121,7 +122,7 @@ def name_a_shard_twice(storage: Storage, stored: StoredObject) -> None:
 
 
 def swap_two_items(storage: Storage, stored: StoredObject) -> None:
-    """Of one key: all checksums are right, only their order is not."""
+    """Swap two items of one key: all checksums are right, only the order is wrong."""
     data = storage.get(stored.name)
     trailer = parse_trailer(data, stored.name, len(data))
     run, metadata = trailer.directory.all_runs()[0], trailer.metadata
@@ -153,7 +154,7 @@ DEFECTS: dict[str, list[tuple[Callable[[Storage, StoredObject], None], str]]] = 
 
 @pytest.mark.parametrize("seeds", DEFECTS.values(), ids=DEFECTS.keys())
 def test_each_seeded_defect_is_found_once(spark, copy, seeds):
-    """Each in an object of its own."""
+    """Each defect is in an object of its own."""
     objects = list(states(f"file://{copy}").objects.values())
     for (seed, _), stored in zip(seeds, objects, strict=True):
         harm(copy, seed, stored)
@@ -173,16 +174,16 @@ def test_a_damaged_log_is_a_finding(spark, copy):
 
 
 def test_what_index_and_source_disagree_about_is_told_once_each(spark, sound, table, tmp_path):
-    """Ten entries that the index lacks, ten that the source lacks, ten with another time and ten with another size."""
+    """The index lacks ten entries and the source ten others; ten differ in time and ten in size."""
     lacking = table.slice(10).to_pylist()
     for row in lacking[:10]:
         row["timestamp_ms"] += 5_000
     for row in lacking[10:20]:
         row["size"] += 1
     added = [{**row, "offset": row["offset"] + 10**9} for row in lacking[20:30]]
-    same = [dict(lacking[40])]  # once more: an index keeps what is put twice
+    same = [dict(lacking[40])]  # once more: an index keeps both entries of a message that was put twice
     source = write_parquet(pa.Table.from_pylist(lacking + added + same, table.schema), tmp_path / "other.parquet")
-    result = audited(spark, sound / "index", source, most_listed=2**40)  # more than Spark takes for a limit
+    result = audited(spark, sound / "index", source, most_listed=2**40)  # a limit greater than Spark accepts
     found = result.differences
     assert found.counts == {"missing": 10, "extra": 10, "wrong": 20} and found.unproven == 0
     assert (result.status, result.report.findings) == ("findings", [])
@@ -204,7 +205,7 @@ def test_what_index_and_source_disagree_about_is_told_once_each(spark, sound, ta
 
 @pytest.mark.parametrize("kind", ["missing", pytest.param("extra", marks=pytest.mark.long)])
 def test_what_one_side_has_alone_is_told_once(spark, copy, table, tmp_path, kind):
-    """Some of it is there twice, read by different tasks, and some with two values."""
+    """Some entries are there twice, and different tasks read them. Some have two values."""
     added = [{**row, "offset": row["offset"] + 10**9} for row in table.slice(0, 40).to_pylist()]
     added += [{**row, "size": row["size"] + 1} for row in added[:5]]
     tables = [table, *(pa.Table.from_pylist(rows, table.schema) for rows in (added, added[::2]))]
@@ -228,7 +229,9 @@ def test_an_index_that_an_append_doubled_is_told(spark, sound, copy):
 
 
 def test_further_columns_are_compared(spark, tmp_path):
-    """One of identity that differs is another entry; another one that differs makes the entry wrong."""
+    """An identity with another value of a column is another entry. Other columns with another value make the entry
+    wrong.
+    """
     uri = f"file://{tmp_path}/index"
     settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
     rows = messages(60).to_pylist()
@@ -252,8 +255,8 @@ def test_further_columns_are_compared(spark, tmp_path):
 
 
 def test_what_damage_hides_is_not_missing(spark, copy, table, tmp_path):
-    """Nor wrong: the index has one of the entries at another time, out of bounds, as it has what was put twice under
-    other clocks.
+    """Such an entry is not wrong either. The index has one of the entries with another time, outside the bounds, as if
+    two clocks had put it.
     """
     stored = newest(copy)
     shard = Target.of(stored, 64)
@@ -268,8 +271,8 @@ def test_what_damage_hides_is_not_missing(spark, copy, table, tmp_path):
 
 
 def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
-    """Entries that the index never had: those of the slots of a sound shard are missing, whatever a shard of the same
-    day lost. A damaged filter hides nothing.
+    """The index never had the added entries. Those of a sound shard's slots are missing, although a shard of the same
+    day is damaged. A damaged filter hides nothing.
     """
     *_, other, stored = sorted(states(f"file://{copy}").objects.values(), key=lambda one: one.second_max)
     assert stored.second_min < other.second_max
@@ -289,7 +292,7 @@ def test_a_damaged_shard_hides_nothing_of_another(spark, copy, table, tmp_path):
 
 
 def test_entries_under_another_topic_are_wrong(spark, tmp_path):
-    """All checksums and hashes are right, and yet no look-up would find the entries."""
+    """All checksums and hashes are right, but no lookup would find the entries."""
     rows = [{**row, "topic": ("a", "b")[n % 2]} for n, row in enumerate(messages(100).to_pylist())]
     source = write_parquet(pa.Table.from_pylist(rows, messages(1).schema), tmp_path / "source.parquet")
     build(spark, source, storage=f"file://{tmp_path}/index", window="30d", config=LATE)
@@ -317,14 +320,14 @@ def each_object_damaged(spark: Any, index: Path) -> None:
 
 @pytest.mark.parametrize("happens", [merged_and_swept, each_object_damaged])
 def test_what_goes_between_check_and_comparison_is_not_missing(spark, sound, copy, monkeypatch, happens):
-    """The objects were sound when they were checked, and are gone or damaged when the entries are compared."""
+    """The objects are sound during the check, and gone or damaged during the comparison."""
     compare = differences.compare
 
     def afterwards(*arguments: Any) -> Any:
         happens(spark, copy)
         return compare(*arguments)
 
-    # `spark.audit` is the function, too
+    # the name `spark.audit` is also a function
     monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "compare", afterwards)
     result = audited(spark, copy, str(sound / "source.parquet"))
     assert (result.status, result.report.findings, len(result.report.unchecked)) == ("incomplete", [], 4)
@@ -344,7 +347,7 @@ def test_a_part_of_the_time_is_compared(spark, sound, table, tmp_path):
 
 
 def test_an_object_of_another_schema_is_an_error(sound):
-    """All its bytes are right by its own trailer; they are no entries of this index."""
+    """All its bytes are right by its own trailer, but they are not entries of this index."""
     stored = newest(sound / "index")
     with open_storage(f"file://{sound}/index") as storage, pytest.raises(SchemaMismatch, match=stored.name):
         list(stored_entries(stored, storage, PRESETS["rocketmq"].schema, Picked(*ALL_TIME)))
@@ -371,7 +374,9 @@ def test_the_command_tells_what_was_found_and_how_it_ended(spark, copy, tmp_path
 
 
 def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, tmp_path):
-    """Over both bounds, in both directions; what lies outside on both sides is never told, whatever it is."""
+    """Times differ over both bounds, in both directions. The audit never reports entries outside the bounds on both
+    sides.
+    """
     times = table["timestamp_ms"].to_numpy() // 1000
     begin_s, end_s = int(times[1000]), int(times[2000])
     later, earlier = [*range(990, 996), *range(1980, 1986)], [*range(1010, 1016), *range(2005, 2011)]
@@ -382,7 +387,7 @@ def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, 
         for n, row in enumerate(table.to_pylist())
     ]
     first, inside, last = source[0], source[1500], source[-1]
-    # inside, too: the index has the one outside only
+    # these are also inside the bounds: the index has only those outside
     again = [{**one, "timestamp_ms": inside["timestamp_ms"]} for one in source[200:203]]
     added = [{**one, "offset": 10**9 + n} for n, one in enumerate([first, last, inside, inside])]
     dropped = {300, 301, 2600, 1600, 1601, 1602}

@@ -1,4 +1,4 @@
-"""Both sides of an audit: it names the differences, also among repeated entries."""
+"""Both sides of an audit: it names the differences, also those between repeated entries."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ Entry = tuple[bytes, bytes, str | None, str | None, str | None]
 
 
 def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int) -> list[tuple[Any, ...]]:
-    """Return each difference, as the pages say it: (kind, identity, said, said topic, held, held topic, object)."""
+    """Return each difference in the pages' terms: (kind, identity, said, said topic, held, held topic, object)."""
     told = []
     for identity in sorted({entry[0] for entry in source + index}):
         sides = [[entry for entry in some if entry[0] == identity] for some in (source, index)]
@@ -115,7 +115,7 @@ def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int
 
 
 def test_what_differs_is_laid_side_by_side(spark: Any) -> None:
-    """Few identities and values, each often more than once, under topics that a table may lack."""
+    """There are few identities and values, most of them repeated, under topics that a table may lack."""
     rng = np.random.default_rng(1)
 
     def some(count: int, *, stored: bool) -> Part:
@@ -132,7 +132,7 @@ def test_what_differs_is_laid_side_by_side(spark: Any) -> None:
     entries: tuple[list[Entry], list[Entry]] = ([], [])
     for row in rows.to_pylist():
         entries[row.pop("side")].append(tuple(row.values()))
-    # an object that holds slots 0 to 2 of 4, seconds 1 and 2
+    # an object with slots 0 to 2 of 4, and seconds 1 and 2
     stored = SimpleNamespace(second_min=1, second_max=2)
     frame = spark.createDataFrame(rows.to_pandas().where(lambda cells: cells.notna(), None), _ROWS)
     damaged: Any = [Target(stored, 0, 3)]  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""How an audit is told: the summary, the JSON document and the report leave nothing out without saying so. No Spark."""
+"""The output of an audit: the summary, the JSON document and the report state everything that they leave out.
+
+These tests need no Spark.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def result_of(listed: list[Difference], counts: dict[str, int], report: Any = No
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Return what tells how the command tells a result, where neither source nor storage is there."""
+    """Return a function that prints a result as the command does, without a source or a storage."""
     module = sys.modules["tiered_index.spark.audit.audit"]
 
     def tell(result: AuditResult, *arguments: str) -> Outcome:
@@ -81,7 +84,7 @@ def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(told):
     done = told(result, "--json")
 
     def refuse(text: str) -> None:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     (one,) = json.loads(done.out, parse_constant=refuse)["differences"]["listed"]
     assert done.code == 1 and one["found"] == {"second": 1_700_000_060, "size": 10, "tag": "ff00", "weight": "nan"}

@@ -1,4 +1,4 @@
-"""Bad sources and bad calls: a typed error that names what is wrong and what was expected, and nothing is published."""
+"""Bad sources and bad calls: a typed error names the fault and the expected value, and nothing is published."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ROW = {"topic": "t", "queue_id": 1, "key": "k", "offset": 1, "size": 1, "timesta
 
 
 def look(rows):
-    """Do to rows what a task does to them: count, then pack."""
+    """Process rows as a task does: count, then pack."""
     types = {"topic": pa.string(), "key": pa.string()}
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pa.table({name: pa.array([row.get(name) for row in rows], types.get(name, pa.int64())) for name in names})
@@ -281,7 +281,7 @@ def test_damage_at_the_end_of_a_segment_is_counted_once(tmp_path):
     assert begin[1] == second.start and begin[2] >= second.start + 2_000
     assert not skipped[third.start]
     second.path.unlink()
-    # a gap behind the segment is not its own: what was passed over at its end is told all the same
+    # the gap is after the segment: the task still reports the messages that it skipped at the segment's end
     rows = [row for batch in _entries(log, first.start, first.end, True) for row in batch.to_pylist()]
     assert [json.loads(row[SKIPPED]) for row in rows if row[SKIPPED]] == [end]
 
@@ -307,7 +307,7 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config, tmp_pat
     with pytest.raises(InvalidArgument, match="changes"):
         build(spark, frame.mapInArrow(fewer, frame.schema), storage=storage, config=config)
     with pytest.raises(NotAnIndex):
-        states(storage)  # nor does a later build meet the slots of one that failed
+        states(storage)  # a later build does not find the slots of the failed one
     assert build(spark, frame, storage=storage, config=IndexConfig(slots=65)).entries == 50
 
 
@@ -343,7 +343,7 @@ def test_arguments_are_checked_before_spark_starts(tmp_path, monkeypatch, comman
 
 
 def test_times_in_parquet(spark, tmp_path):
-    """Spark takes microseconds from Python, whatever the file has."""
+    """Spark receives microseconds from Python, whatever unit the file has."""
     uri, times = f"sqlite:///{tmp_path}/messages.db", pa.array([BEGIN_MS, None], pa.timestamp("ms", "UTC"))
 
     def put(*units):
@@ -416,7 +416,7 @@ def test_errors_of_tasks_keep_their_class_and_their_text():
 
 
 def test_the_end_of_the_jvm_is_an_error_of_its_own():
-    class WithoutText(Exception):  # as py4j's errors, whose text the JVM has
+    class WithoutText(Exception):  # as py4j's errors, whose text is in the JVM
         def __str__(self) -> str:
             raise Py4JNetworkError("Answer from Java side is empty")
 

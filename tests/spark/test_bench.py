@@ -1,5 +1,5 @@
-"""`python -m tests.benchmarks spark`: what it measures is what it says. Never how fast. The whole command is of `make
-test-cluster`.
+"""`python -m tests.benchmarks spark`: it measures the figures that it names. No test checks speed. `make test-cluster`
+runs the whole command.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from docs.generators import spark_page
 from tests.benchmarks.bulk import NEWEST, SPREAD, KeyBatch, check_answers, counts_of
@@ -57,7 +57,7 @@ def test_keys_of_bulk_lookups_are_of_whom_they_say():
     begin_ms, end_ms = (BEGIN_S + 3 * DAY_S) * 1000, (BEGIN_S + 4 * DAY_S) * 1000 - 1
     assert spread.range_ms is None and newest.range_ms == (begin_ms, end_ms)
     assert spread.numbers[1:3].tolist() == [11, 21] and newest.numbers[1:3].tolist() == [2_883, 2_885]
-    # one key in twenty is of no message; every 15th message has a key that all days hold: 32 of the odd ones of the
+    # one key in twenty belongs to no message; every 15th message has a key that all days hold: 32 odd ones of the
     # newest day
     assert (spread.numbers >= ABSENT).sum() == 20 and (newest.numbers >= ABSENT).sum() == 24
     assert newest.numbers[newest.numbers < ABSENT].max() == 3_839
@@ -92,11 +92,11 @@ def test_gets_equal_the_windows_in_range():
     assert year.gets(ranges) == {hours: (hours, hours) for hours in ranges}
     year.merge(DAY_S)
     assert year.gets(ranges) == {24: (1, 1), 7 * 24: (7, 7), 16 * 24: (16, 16)}
-    # four days to a window: the year begins with one, and all of them are over
+    # a window has four days: the year begins with a window, and all of them are over
     year.merge(4 * DAY_S)
     begin = BEGIN_S // DAY_S
     assert begin % 4 == 2, "the first window has two of these days"
-    # days 0-1, 2-5, 6-9, 10-13, and 14-15 stay as days: their window is not over
+    # days 0-1, 2-5, 6-9 and 10-13 become windows; days 14-15 stay days, since their window is not over
     assert year.gets(ranges) == {24: (1, 1), 7 * 24: (4, 4), 16 * 24: (6, 6)}
     assert [year.in_range(hours) for hours in ranges] == [1, 4, 6]
 
@@ -139,7 +139,7 @@ def test_lookups_at_scale(tmp_path):
     assert done.code == 0, done.err
     document = done.document
     (table,) = document["tables"]
-    # of every row: keys, asked for, found, objects, requests, MiB read, part of the index, workers, Java, compared
+    # columns: keys, asked for, found, objects, requests, MiB read, part of the index, workers, Java, compared
     rows = table["rows"]
     assert [row[:3] for row in rows] == [
         [400, "of all days", 380],
@@ -147,7 +147,7 @@ def test_lookups_at_scale(tmp_path):
         [400, "of the newest day", 380],
         [512, "of the newest day", 486],
     ]
-    # a day's range is one table's: fewer objects, and no more than that table's part of the index
+    # a day's range needs one table: fewer objects, and at most that table's part of the index
     assert [row[3] for row in rows] == [rows[0][3], rows[0][3], rows[0][3] // 4, rows[0][3] // 4]
     assert all(row[4] >= 2 * row[3] for row in rows)
     assert all(0 < row[6] < 1 / 3 for row in rows[2:]) and all(0.5 < row[6] <= 1 for row in rows[:2])

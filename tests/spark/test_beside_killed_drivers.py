@@ -1,8 +1,7 @@
-"""The process that publishes a build, or merges, is killed at each of its calls to the storage; and builds that race in
-processes.
+"""A kill at each call to the storage ends a process that publishes a build, or merges. Builds also race in processes.
 
-The old state or the new one, whatever the moment; running it again does what is left; leftovers, unfinished uploads
-among them, are swept.
+Whatever the moment, the storage has the old state or the new one. A second run does the rest. A sweep deletes
+leftovers, such as unfinished uploads.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ THIRD = messages(180, days=1, seed=3)
 
 
 class Program:
-    """The program that forks who is to be killed."""
+    """The program that forks the processes to kill."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "tests.spark.killed_program", str(folder / "answer")]
@@ -68,8 +67,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:
-    """Write what the tasks of a build write, keep what the driver publishes in a file, and return how many shards that
-    are.
+    """Write the tables of a build as its tasks do, keep the driver's arguments in a file, and return the number of
+    shards.
     """
     with open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
@@ -92,7 +91,7 @@ def test_a_driver_killed_at_each_call_of_publish(program: Program, tmp_path: Pat
     whole = tmp_path / "whole"
     shutil.copytree(origin, whole)
     calls = program(job="publish", uri=f"file://{whole}", build=str(second), mode="replace", nth=0, when="")["calls"]
-    # the log's end
+    # the get finds the log's end
     assert calls.count("complete_upload") == calls.count("head") == new == 2 and "get" in calls
     assert calls.count("put_if_absent") == 1 and "put" in calls
     assert len(calls) * 2 >= 20
@@ -108,7 +107,7 @@ def test_a_driver_killed_at_each_call_of_publish(program: Program, tmp_path: Pat
             published += is_new
             assert total(uri) == (kept.num_rows + OTHER.num_rows if is_new else TABLE.num_rows), (nth, when)
             assert len(states(uri).objects) == (old - 1 + new if is_new else old)
-            # what is young stays: somebody may be about to publish it
+            # young objects stay: a process may be about to publish them
             assert _young(uri) == (0, 0)
             assert sweep(uri) == (1 if is_new else new)
             check(uri, *((kept, OTHER) if is_new else (TABLE,)), keys=1)
@@ -121,7 +120,7 @@ def _second_day() -> int:
 
 
 def _young(uri: str) -> tuple[int, int]:
-    """Return how many objects and uploads are orphans now."""
+    """Return the number of objects and uploads that are orphans now."""
     with open_storage(uri) as storage:
         found = find_orphans(storage, open_log(storage, SystemClock()), older_than_s=3600)
         return len(found.objects), len(found.uploads)
@@ -129,7 +128,7 @@ def _young(uri: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("moments", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_a_merge_killed_in_the_middle_and_run_again(program: Program, tmp_path: Path, moments: str) -> None:
-    """What was published before stays, the rest is done by the next run, and nothing is done twice."""
+    """Tables published before stay, the next run does the rest, and no step happens twice."""
     origin = tmp_path / "origin"
     uri = f"file://{origin}"
     put_files(uri, tmp_path / "root", TABLE, rows=70, max_late_s=10**10)
@@ -165,7 +164,7 @@ def test_a_merge_killed_in_the_middle_and_run_again(program: Program, tmp_path: 
 
 @pytest.mark.parametrize(("mode", "kind"), [("error", "file"), ("append", "sqlite"), ("replace", "file")])
 def test_builds_of_one_window_at_once_by_processes(program: Program, tmp_path: Path, mode: str, kind: str) -> None:
-    """Three builds, two of them of the same rows, are published at the same moment."""
+    """Processes publish three builds at the same moment; two of them have the same rows."""
     rows = (OTHER, THIRD, THIRD)
     for number in range(3):
         uri = {"file": f"file://{tmp_path}/{number}", "sqlite": f"sqlite://{tmp_path}/{number}.db"}[kind]
@@ -180,9 +179,9 @@ def test_builds_of_one_window_at_once_by_processes(program: Program, tmp_path: P
         elif mode == "append":
             assert outcomes == [0, 0, 0]
             assert total(uri) == 3 * 180 and len(state.objects) == 3
-            check(uri, OTHER, THIRD, keys=5)  # what is there twice is answered once
+            check(uri, OTHER, THIRD, keys=5)  # a lookup returns an entry that is there twice only once
         else:
-            # each one behind another replaced what that had published: the last one's is there
+            # each build replaced the table of the one before: only the last one's table is there
             assert outcomes == [0, 0, 0] and total(uri) == 180 and len(state.objects) == 1
             (name,) = state.objects
             names = [{shard.stored.name for shard in pickle.loads(path.read_bytes())} for path in paths]

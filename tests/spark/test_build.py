@@ -1,4 +1,4 @@
-"""Builds on a local session: what is built answers as the model does, whatever the source."""
+"""Builds in a local session: a built index answers as the model does, whatever the source."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     built = build(spark, f"{base}/in/day{query}", storage=storage, config=config)
     assert built.entries == 1_500
     _, counted, written, published = built.metrics.stages
-    # 3 row groups are one task's: the file is opened by a HEAD, its footer and its bytes read by ranges
+    # one task has 3 row groups: a HEAD opens the file, and range requests read its footer and its bytes
     assert counted.task_requests["head"] == written.task_requests["head"] == 1
     assert counted.bytes_read < written.bytes_read
     assert counted.bytes_read > 0 and counted.bytes_written == 0
@@ -137,7 +137,7 @@ def test_times_that_cannot_be_right_are_in_quarantine_and_known_when_they_are_bu
     path = write_parquet(table, tmp_path / "m.parquet")
     first = build(spark, path, storage=storage, config=config, shards=3)
     assert (first.quarantined, len(first.windows)) == (len(wrong), windows)
-    # they are every build's: they stand in nobody's way
+    # every build has them, and they hinder none
     path_of_later = write_parquet(later, tmp_path / "l.parquet")
     second = build(spark, path_of_later, storage=storage, config=config)
     assert second.quarantined == 1

@@ -1,11 +1,11 @@
-"""Drivers of builds, merges and compactions on a cluster of two executors, killed before and after each step: the old
-state or the new one.
+"""Drivers of builds, merges and compactions on a cluster of two executors, killed before and after each step.
 
-A step is a call by which the driver changes the storage; they are those that each kind of job takes when nothing
-disturbs it (see `cluster_driver`), so that a new one is covered by itself. Before and after a call that only reads, the
-storage is the same, so a job is killed before its first step, and after each: after one is before the next. Two kinds
-of builds do, one that creates the index and one that replaces a table: ``append`` differs from them by what it does not
-remove. Each job is a thread of one driver, which is killed once.
+The storage then has the old state or the new one. A step is a call by which the driver changes the storage (see
+`cluster_driver`). An undisturbed run of each kind of job gives the steps, so the test covers a new step by itself.
+
+Calls that only read don't change the storage. So the test kills a job before its first step and after each step. It
+covers two kinds of builds: one creates the index, and one replaces a table. ``append`` differs from them only in the
+objects that it does not remove. Each job is a thread of one driver, which is killed once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WRITTEN = (messages(120, days=1, seed=3), messages(120, days=1, seed=4, begin_ms
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of job finds and leaves: tables with these entries, and how many records it appends."""
+    """A kind of job: the tables that it finds and leaves, by their entries, and the number of its records."""
 
     before: tuple[pa.Table, ...]
     after: tuple[pa.Table, ...]
@@ -68,7 +68,7 @@ KINDS = {
 
 
 def origins(folder: Path) -> None:
-    """Make what the jobs begin with: a table, two days of a writer's files, and the same files staged."""
+    """Make the storages that the jobs begin with: a table, two days of a writer's files, and the same files staged."""
     build_here(f"file://{folder}/replace", OLDER)
     for name, by in (("merge", "local"), ("compact", "spark")):
         uri, root = f"file://{folder}/{name}", folder / f"root-{name}"
@@ -99,7 +99,7 @@ def test_drivers_that_are_killed(tmp_path: Path) -> None:
         assert unfinished >= (at == "tasks")
     assert uploading > len(names) / 4
 
-    # the same commands again; before, one whose storage takes nothing more fails, and changes nothing
+    # the same commands again; before them, a job on a storage that accepts nothing fails, and changes nothing
     (gone, *lines), _ = run_program(*program, "again", timeout=_PATIENCE_S)
     assert gone["done"].startswith("StorageUnavailable") and "takes nothing more" in gone["done"]
     assert [line["name"] for line in lines] == names and gone["name"] == names[0]
@@ -111,7 +111,7 @@ def test_drivers_that_are_killed(tmp_path: Path) -> None:
             assert "has a table already" in line["done"]
         elif kind == "replace":
             assert line["done"] == COUNT
-            # the second time it replaced itself
+            # the second run replaced its own table
             assert states(f"file://{tmp_path}/left/{line['name']}").number == 2 + 1 + records
         else:
             assert line["done"] == {"build": COUNT, "merge": 2 - records, "compact": 2 * (1 - records)}[kind]
@@ -119,7 +119,7 @@ def test_drivers_that_are_killed(tmp_path: Path) -> None:
 
 
 def _records(taken: list[list[str]]) -> int:
-    """Return how many log records there are among steps."""
+    """Return the number of log records among steps."""
     return sum(operation == "put_if_absent" and name.startswith("log/") for operation, name in taken)
 
 
@@ -129,7 +129,7 @@ def _uploads(uri: str) -> int:
 
 
 def _check_state(uri: str, kind: str, records: int) -> None:
-    """Assert that the storage is as `records` of the job's records leave it, and answers so."""
+    """Assert that the storage and its answers are as the first `records` of the job's records leave them."""
     job = KINDS[kind]
     if kind == "build" and not records:
         with pytest.raises(NotAnIndex):
@@ -155,7 +155,7 @@ def _told(command: str, uri: str) -> dict[str, Any]:
 
 
 def _check_in_the_end(uri: str, kind: str) -> None:
-    """Assert that all is as it should be, that nothing young is swept, and everything that is old."""
+    """Assert that the index is right, and that a sweep deletes old leftovers, but no young ones."""
     _check_state(uri, kind, KINDS[kind].records)
     check_stored(uri, *KINDS[kind].after)
     assert _told("verify --deep", uri)["status"] == "ok"
@@ -172,7 +172,7 @@ def _check_in_the_end(uri: str, kind: str) -> None:
 
 
 def _age(folder: Path) -> None:
-    """Let everything in a storage be two days old."""
+    """Make all objects of a storage two days old."""
     then_s = time.time() - 2 * DAY_MS / 1000
     for path in folder.rglob("*"):
         if path.name == "upload.json":
@@ -183,9 +183,9 @@ def _age(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_job_with_one_line(tmp_path: Path) -> None:
-    """The driver's terminal showed up to 96 lines of Java."""
+    """The driver's terminal used to show up to 96 lines of Java."""
     source, storage = write_parquet(messages(100_000, days=1), tmp_path / "m.parquet"), f"file://{tmp_path}/storage"
-    # a line of progress for each task: there are too few for one every few seconds
+    # print a progress line for each task: these tasks are too few for a line every few seconds
     code = "from tiered_index.cli import main, progress; progress._LINE_INTERVAL_S = 0.0; main.run()"
     program = [sys.executable, "-c", code, "spark", "build"]
     options = ["--source", source, "--set", "slots=64", "--storage", storage, "--master", "local[2]"]
