@@ -91,7 +91,7 @@ class Standing(WrapperStorage):
         stand.stands = True
         stand.over.set()
         threading.Event().wait()
-        raise AssertionError("it stands")
+        raise AssertionError("the job waits")
 
 
 class HeldTask(WrapperStorage):

@@ -1,5 +1,7 @@
 """The data source `tiered_index`: every stored entry, by options and under filters, at one log position, in few
-requests. And what `export` writes.
+requests.
+
+It also tests the output of `export`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ COLUMNS = ["topic", "key_hash", "queue_id", "offset", "size", "timestamp"]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Files and tables of an index, some messages put twice, and what was put."""
+    """Files and tables of an index, with some messages put twice, and the entries that were put."""
     folder = tmp_path_factory.mktemp("entries")
     table = messages(3_000, days=3)
     uri = f"file://{folder}/storage"
@@ -34,7 +36,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def session(spark):
-    """A session that knows the sources; the configuration is left as it was found."""
+    """A session that knows the sources; afterwards it has its old configuration."""
     register(spark)
     register(spark)
     before = spark.conf.get(PUSHDOWN)
@@ -48,7 +50,7 @@ def load(session, uri, **options):
 
 
 def found(frame):
-    """Return the rows of a frame, without the key, and how often each comes."""
+    """Return the rows of a frame, without the key, and the count of each."""
     return Counter(
         (r.topic, r.key_hash, r.queue_id, r.offset, r.size, int(r.timestamp.timestamp())) for r in frame.collect()
     )
@@ -79,7 +81,9 @@ def test_filters_and_options_give_the_same(session, written, case, on):
 
 
 def test_filters_on_one_frame_do_not_disturb_each_other(session, written):
-    """Why the source accepts no filters: Spark up to 4.3.0 would count filtered partitions where none is asked for."""
+    """The source accepts no filters: with them, Spark up to 4.3.0 would count filtered partitions even in a query
+    without filters.
+    """
     uri, rows = written
     frame = load(session, uri)
     assert frame.columns == COLUMNS
@@ -134,7 +138,7 @@ def test_lookups_from_sql(session, written):
     outer = f"SELECT k, offset FROM wanted LEFT JOIN LATERAL tiered_index_lookup('{uri}', wanted.topic, k) found"
     answered = session.sql(f"{outer} ON true").collect()
     assert {row.k for row in answered if row.offset is None} == {"nobody", None}
-    # why docs/spark-sql.md asks for ON: a Spark that keeps all keys here makes this red
+    # the reason why docs/spark-sql.md asks for ON: a Spark that keeps all keys here fails this line
     assert {row.k for row in session.sql(outer).collect()} == {"key-7", "key-8"}
     for call, message in (
         (f"'{uri}', 'orders', 5", "key is int; text is needed"),
@@ -151,7 +155,7 @@ def test_errors_and_schemas_of_the_user_reach_spark(session, written):
         load(session, uri, begin="1")
     with pytest.raises(SchemaMismatch, match=r"'offset'.*string.*bigint"), typed_errors("reading"):
         session.read.format("tiered_index").schema("topic string, offset string").load(uri).collect()
-    # in any case of letters, as in Spark
+    # in upper or lower case, as in Spark
     schema = "OFFSET long, Key string, TIMESTAMP timestamp"
     frame = session.read.format("tiered_index").schema(schema).option("key", "key-0").load(uri)
     rows = frame.filter("key = 'key-0'").collect()
@@ -165,7 +169,7 @@ def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path)
     assert len(frame.collect()) == 300
     files = list(states(uri).objects)
     assert merge(session, storage=uri, options=MergeOptions(shard_bytes=1 << 20)).jobs == 1
-    # until the sweep an earlier plan still reads what it was planned for
+    # until a sweep, an earlier plan still reads its own objects
     assert len(frame.collect()) == 300
     with open_storage(uri) as storage:
         storage.delete_many(files)

@@ -1,5 +1,5 @@
 """The data source `rocketmq_commitlog`: messages in batch, of a store and of an archive, and as a stream that stops and
-goes on.
+continues.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructField, StructType
@@ -35,7 +35,7 @@ SEGMENT = 20_000
 
 
 def fill(folder, count=300, first=0, **settings):
-    """Write messages `first` and on into a store."""
+    """Write messages from number `first` on into a store."""
     with StoreWriter(folder, segment_bytes=SEGMENT, **settings) as writer:
         puts = []
         for n in range(first, first + count):
@@ -139,7 +139,7 @@ def test_damage_is_named_or_passed_over(store):
 
 @pytest.fixture(scope="module")
 def archived(filled, tmp_path_factory):
-    """The folder of an index that has archived the closed segments of the store, and these."""
+    """The folder of an index that has archived the closed segments of the store, and those segments."""
     folder, log = tmp_path_factory.mktemp("archived"), filled / "commitlog"
     settings = {"slots": 64, "background": False, "offset_space": "commitlog"}
     with IndexService.open(root=folder / "root", storage=f"file://{folder}/storage", **settings) as index:
@@ -176,7 +176,7 @@ def test_what_is_asked_of_an_archive_is_told(archived, tmp_path):
     told = {(line["index"], line["log_number"], line["ended"]) for line in every}
     assert rows and told == {(uri, states(uri).number, "whole")}
     assert sum(line["bytes"] for line in every) > sum(segment.file_size for segment in closed)
-    # the table of each segment, and its pieces as one range
+    # the table of each segment; one range covers its pieces
     assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in tasks)
     assert sum(line["requests"] for line in every) == plan["requests"] + 2 * len(closed) and plan["requests"] > 0
     with pytest.raises(InvalidArgument, match="within the index"):
@@ -214,7 +214,7 @@ def test_bad_options_and_places(filled, tmp_path):
 
 
 class Stream:
-    """One run of a query: what Spark asks of a stream's reader, offset after offset."""
+    """One run of a query: the calls by which Spark asks a stream's reader for one offset after another."""
 
     def __init__(self, store, start=None, limit=None, **options):
         made = source(store, **options)
@@ -248,10 +248,10 @@ def test_a_stream_takes_bounded_bites_and_goes_on_where_it_was(store):
         taken.append(offsets(rows))
         starts.append(stream.start)
     assert [offset for bite in taken for offset in bite] == everything and len(taken) > 5
-    # a restart reads a batch that was planned but not finished again, the same
+    # after a restart, a planned batch that did not finish has the same rows
     assert offsets(Stream(store).rows(starts[1], starts[2])) == taken[2]
     assert offsets(Stream(store, start=starts[2]).step()) == everything[sum(map(len, taken[:3])) :]
-    # less than a message is one message
+    # a bound smaller than a message still gives one message
     assert len(Stream(store, maxBytesPerTrigger="1").step()) == 1
     assert stream.step() == []
 
@@ -263,7 +263,7 @@ def test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite(tmp_path)
             for n, size in enumerate((9, 15_000, 9, 9, 18_000, 9, 18_000))
         ]
     stream = Stream(tmp_path / "s", maxBytesPerTrigger="300")
-    # a batch without rows is one that ended at a segment's end
+    # a batch without rows ended at a segment's end
     taken = [offsets(stream.step()) for _ in range(20)]
     assert [offset for bite in taken for offset in bite] == [put.offset for put in puts]
     path = segments(tmp_path / "s")[1].path
@@ -296,7 +296,7 @@ def test_a_half_written_message_waits(store):
     for seen in (5, 60, last.size - 4):
         path.write_bytes(whole[: at + seen] + bytes(len(whole) - at - seen))
         stream, taken = Stream(store), []
-        # the one before it may wait for a second look, too
+        # the last message may wait for a second read
         while rows := stream.step():
             taken += offsets(rows)
         assert taken == offsets(rows_of(batch(store))) and last.physical_offset not in taken
@@ -311,7 +311,7 @@ def test_a_log_that_its_broker_cut(store):
     cut_at = before[-3]
     path = segments(store)[-1].path
     whole = path.read_bytes()
-    # cut, and other messages written in place of the last three
+    # the log is truncated, and other messages replace the last three
     other = before[-1].encode().replace(b"body 299", b"body xxx")
     at = cut_at.physical_offset - int(path.name)
     path.write_bytes(whole[:at] + other + bytes(len(whole) - at - len(other)))

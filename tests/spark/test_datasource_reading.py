@@ -1,5 +1,6 @@
-"""The data source `tiered_index` without a session: what Spark's workers call, called here. Options, schemas, requests,
-damage.
+"""The data source `tiered_index` without a session: these tests make the calls of Spark's workers.
+
+They cover options, schemas, requests and damage.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ORDERS = ("orders", "key-0")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Tables of a day in shards, files, and all that was put."""
+    """Tables of a day in shards, files, and all rows that were put."""
     folder = tmp_path_factory.mktemp("reading")
     uri, first, second = f"file://{folder}/storage", messages(2_000, days=2), messages(900, days=3, seed=2)
     put_files(uri, folder / "root", second, rows=350)
@@ -77,7 +78,7 @@ CASES = {
     "topic": ({"topic": "überweisung"}, lambda r: r["topic"] == "überweisung"),
     "no topic": ({"topic": "nothing"}, lambda r: False),
     "no key": ({"key": "nothing"}, lambda r: False),
-    # no time of an entry is in these ranges
+    # no entry has a time in these ranges
     "key after all time": ({"key": "key-0", "beginMs": f"{10**18}", "endMs": f"{10**18}"}, lambda r: False),
     "key before all time": ({"key": "key-0", "beginMs": "-5000", "endMs": "-1000"}, lambda r: False),
     "between": (
@@ -103,7 +104,7 @@ def test_each_entry_is_in_one_partition(written):
     assert len(whole) == 1 and rows_of(whole) == stored_rows(rows)
     cut = scan(uri, maxPartitionBytes="10k")
     assert len(cut) > 8 and rows_of(cut) == stored_rows(rows)
-    # a task of a lookup has only the objects with the key's slot
+    # a lookup's task has only the objects with the key's slot
     made = EntrySource({"path": uri, "topic": "orders", "key": "key-0"})
     [part] = made.reader(made.schema()).partitions()
     assert len(part.value.parts) < len(states(uri).objects)
@@ -121,7 +122,7 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
 
 
 def test_what_is_swept_during_a_scan_ends_it(tmp_path):
-    """Its first object is read, those behind it go: an error, since the rows so far would be a short read."""
+    """The scan has read its first object when the later ones disappear. It fails, since it can't return all rows."""
     uri = f"file://{tmp_path}/storage"
     put_files(uri, tmp_path / "root", messages(900), rows=350)
     reader = EntrySource(CaseInsensitiveDict({"path": uri})).reader(EntrySource({"path": uri}).schema())
@@ -159,7 +160,7 @@ def test_further_columns_some_columns_and_a_schema_of_the_user_in_other_letters(
 
 
 def test_keys_whose_hashes_collide(tmp_path):
-    """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too."""
+    """RocketMQ's entries have no fingerprint: a lookup of one key also finds the other key's entries."""
     uri = f"file://{tmp_path}/storage"
     settings = {"preset": "rocketmq", "slots": 64, "items": 100, "background": False}
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
@@ -207,7 +208,9 @@ def test_bad_options_and_places(written, tmp_path):
 
 @pytest.fixture(scope="module")
 def in_s3(s3, tmp_path_factory):
-    """An index of three files in a bucket, behind a proxy that counts: its URI, what was put, the proxy, the files."""
+    """An index of three files in a bucket, behind a counting proxy: its URI, the rows that were put, the proxy, the
+    files.
+    """
     bucket, table = s3.new_bucket(), messages(900)
     with counting_proxy(s3.endpoint_url) as proxy:
         uri = f"s3://{bucket}/index?endpoint_url={proxy.endpoint_url}"
@@ -235,7 +238,7 @@ def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
 
 
 def asked_and_sent(proxy):
-    """Return requests, and the bytes of answers that are no listings."""
+    """Return the requests, and the bytes of responses that are no listings."""
     exchanges = proxy.reset()
     return len(exchanges), sum(one.bytes for one in exchanges if "/index/" in one.key)
 
@@ -259,7 +262,7 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
         told = {(line["index"], line["log_number"], line["ended"]) for line in every}
         assert told == {(known, states(known).number, "whole")}
         assert sum(line["files"] for line in lines["task"]) == len(files)
-    # an attempt that fails, and one that nobody listens to any more
+    # one attempt fails, and one is abandoned
     proxy.fault = times(100, Action(flip_byte=0), lambda request: request.key == files[0])
     with pytest.raises(CorruptFile):
         scan(uri, explain=f"file://{folder}")
@@ -279,7 +282,7 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
     scan(uri, topic="orders", beginMs=f"{second}", explain=f"file://{folder}")
     [plan] = explained(folder)["plan"]
     assert plan["selection"] == {"topic": "orders", "key": None, "begin_ms": second, "end_ms": None}
-    # a place that takes no lines fails the read
+    # the read fails if the place for its lines is unusable
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageMisconfigured, match="Not a directory"):
         scan(uri, explain=f"file://{tmp_path}/file/explained")

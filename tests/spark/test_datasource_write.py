@@ -1,5 +1,5 @@
-"""DataFrames written through Spark: appended, overwritten by window, refused; tasks that fail once; micro-batches that
-are repeated.
+"""DataFrames written through Spark: appended, overwritten by window, refused. Some tasks fail once, and some
+micro-batches repeat.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, joined, messages, states, sweep, total
 from tests.spark.streaming_program import failing_once
@@ -38,13 +38,13 @@ def test_append_and_overwrite_by_window(session, storage):
     write(session.createDataFrame(second).repartition(2), storage)
     assert (len(states(storage).tables), states(storage).number) == (4, 3)
     check(storage, joined([first, second]), keys=10)
-    # an answer has the second day's entries of the last frame only, and the first day is as it was
+    # the second day has only entries of the last frame, and the first day is unchanged
     third = messages(200, days=1, seed=3, begin_ms=BEGIN_MS + DAY_MS)
     write(session.createDataFrame(third).coalesce(1), storage, "overwrite")
     day_one = first.filter([time < BEGIN_MS + DAY_MS for time in first["timestamp_ms"].to_pylist()])
     assert (len(states(storage).tables), total(storage)) == (2, len(day_one) + 200)
     check(storage, joined([day_one, third]), keys=10)
-    assert sweep(storage) == 3  # the tables that were replaced
+    assert sweep(storage) == 3  # the replaced tables
 
 
 def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
@@ -64,7 +64,7 @@ def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
     assert total(storage) == 9
     assert sorted(o.shard.window_s for o in states(storage).objects.values() if o.shard is not None) == [3600, 1 << 31]
     write(frame.where("offset = 7"), storage, "overwrite", window="1h")
-    assert total(storage) == 9  # what went to quarantine is known again
+    assert total(storage) == 9  # the write replaces the quarantined entries, too
 
 
 def test_what_is_no_entry_is_refused_and_named(session, storage):
@@ -76,7 +76,7 @@ def test_what_is_no_entry_is_refused_and_named(session, storage):
         states(storage)
     with pytest.raises(InvalidArgument, match=r"column 'size' has .* nulls"):
         write(frame.withColumn("size", F.lit(None).cast("int")), storage)
-    # it was the only task, so none is broken off; and it takes back what it sent before Spark hears of its failure
+    # Spark has no other task to end, and this one deletes its uploads before Spark learns of its failure
     assert total(storage) == sweep(storage) == 0
 
 
@@ -88,8 +88,7 @@ def test_windows_that_are_too_many_or_too_short(session, storage):
     with pytest.raises(InvalidArgument, match="windows that are as long"):
         write(frame, storage, "overwrite", window="1h")
     assert total(storage) == 50
-    # a table is refused by the driver, which took the uploads back, and what has too many windows before anything is
-    # sent
+    # the driver refuses a table, and deletes the uploads; it refuses too many windows before any upload
     assert sweep(storage) == 0
 
 
@@ -108,8 +107,8 @@ def micro_batches(session, frame_folder, uri, checkpoint, change=lambda frame: f
 
 
 def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, caplog):
-    """Of denied attempts it is warned once. Settings of the cluster stand in a session of its own, where Spark itself
-    doesn't look for them.
+    """One warning names the denied attempts. The cluster's settings are in a separate session, where Spark does not
+    look for them.
     """
     session = spark.newSession()
     session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
@@ -125,13 +124,13 @@ def test_a_repeated_micro_batch_is_published_once(spark, storage, tmp_path, capl
     before = states(storage)
     [(stream, last)] = before.positions.items()
     assert last == 1 and stream.startswith("spark:") and total(storage) == 350
-    # the driver died after its record and before Spark's own: the batch comes again
+    # the driver died after its record and before Spark's own record: the batch comes again
     for name in ("1", ".1.crc"):
         (checkpoint / "commits" / name).unlink()
     micro_batches(session, folder, storage, checkpoint)
     assert (checkpoint / "commits" / "1").exists()
     assert states(storage).objects == before.objects and sweep(storage) == 0
-    # in a new checkpoint it is another query
+    # with a new checkpoint it is another query
     shutil.rmtree(checkpoint)
     micro_batches(session, folder, storage, checkpoint)
     assert (total(storage), len(states(storage).positions)) == (700, 2)

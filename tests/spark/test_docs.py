@@ -1,4 +1,4 @@
-"""The programs of the pages on Spark run, and print what the pages show. This process has a session already."""
+"""The programs of the pages on Spark run, and print the output on the pages. This process already has a session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, PAGES, programs, section
 from tiered_index.sources.places import local_path
 
-# How many programs each section has. Each is run by a test here, or of rows of Kafka.
+# The number of programs in each section. A test here or in test_kafka_rows.py runs each.
 _RUN = {
     ("spark.md", "Step by step"): 18,
     ("spark.md", "An Iceberg table"): 2,
@@ -36,7 +36,7 @@ _RUN = {
 
 
 def run(page: str, *names: str, most: int | None = None) -> dict[str, Any]:
-    """Run the programs of sections one after the other; return what they named."""
+    """Run the programs of sections one after another; return the names that they set."""
     named: dict[str, Any] = {}
     for program in (one for name in names for one in programs(section(page, name))[:most]):
         exec(compile(program, page, "exec"), named)
@@ -63,7 +63,7 @@ def test_every_program_is_in_a_section_that_a_test_runs():
 
 
 def is_shown(expected: str, printed: str) -> bool:
-    """Return whether a program printed what its page shows."""
+    """Return whether a program printed the output on its page."""
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(expected or "\n", printed or "\n", options)
 
@@ -97,7 +97,7 @@ def test_an_iceberg_table_is_continued(spark: Any) -> None:
     table, new = named["table"], named["new_in_iceberg"]
     assert (len(new(table, 0)[0]), len(new(table, 2)[0])) == (3, 2)
     assert (new(table, 4), new(table, 3)[1]) == (([], 4), 4)
-    # the index was filled from a table that was made anew
+    # the index was filled from a table that another table of the same name replaced
     with pytest.raises(SystemExit, match="before position 9 has expired or was rolled back"):
         new(table, 9)
     table.delete("order_id = 'order-7'")
@@ -105,7 +105,7 @@ def test_an_iceberg_table_is_continued(spark: Any) -> None:
         new(table, 4)
     table.append(named["orders"](2000, 10))
     assert len(new(table, table.last_sequence_number)[0]) == 1
-    # names of files have escapes of their own
+    # names of files have their own escapes
     apart = named["catalog"].create_table("shop.apart", table.schema())
     with apart.update_spec() as spec:
         spec.add_field("order_id", "identity")
@@ -157,7 +157,7 @@ _ZONE = "spark.sql.session.timeZone"
 
 @pytest.fixture
 def session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The shared session, as it was found; commands are those of this interpreter, and folders are swept."""
+    """The shared session, restored afterwards. Commands run in this interpreter, and folders are swept."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     zone = spark.conf.get(_ZONE)

@@ -1,6 +1,6 @@
-"""`spark erase`: executors take out of an index what `erase --now` does, and the certificates say the same.
+"""`spark erase`: executors remove the same entries as `erase --now`, and the certificates agree.
 
-What was erased or has expired is left out by bulk lookups, the data source, merges and audits on Spark, as by a reader.
+Bulk lookups, the data source, merges and audits on Spark leave out erased and expired entries, as a reader does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def origin(tmp_path_factory):
 
 
 def content(uri):
-    """Return all entries, and the bytes of all archived segments by place, of which names are not told."""
+    """Return all entries, and the bytes of all archived segments by place, without the objects' names."""
     storage = LocalStorage(uri.removeprefix("file://"))
     with IndexReader.open(uri) as reader, reader.export() as batches:
         rows = sorted(json.dumps(row, default=str) for batch in batches for row in batch.to_pylist())
@@ -67,7 +67,7 @@ def content(uri):
 
 
 def said(certificate):
-    """Return the certificate without names, which are new ones."""
+    """Return the certificate without the names, which are new in each run."""
     known = {f.name: getattr(certificate, f.name) for f in fields(certificate) if f.name != "metrics"}
     sizes = "scanned_bytes", "deleted_bytes"
     return {
@@ -131,8 +131,8 @@ PUT_ROWS = [
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    """Two days of two topics. Half a day of one has expired and a key was erased. A day of the other has expired, and
-    of a queue some hours more were erased.
+    """Two days of two topics. Half a day of one topic has expired, and one key was erased. A day of the other topic has
+    expired, and some hours more of one queue were erased.
     """
     folder = tmp_path_factory.mktemp("index")
     storage = f"file://{folder}/storage"

@@ -1,4 +1,6 @@
-"""What a task frees leaves the worker: in a process of its own, since the allocator's settings are the process's."""
+"""A worker returns the memory that its task frees. The test has its own process, since the allocator's settings are per
+process.
+"""
 
 from __future__ import annotations
 
@@ -72,5 +74,5 @@ def test_what_a_task_freed_goes_back(tmp_path, way):
     if way == "between":
         assert found["arenas"] == 0 and found["kept"] < 60
     else:
-        # so the program shows what there is to prevent
+        # the program shows the growth that the settings prevent
         assert found["arenas"] > 0 and found["kept"] > 150

@@ -1,5 +1,5 @@
-"""`hash_key` in all its forms: Python's scalar and vectorised ones, Spark's columns and SQL, DuckDB's SQL. All equal
-Java's.
+"""`hash_key` in all its forms equals Java's: Python's scalar and vectorised forms, Spark's columns and SQL, DuckDB's
+SQL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 import tiered_index.spark
 from tiered_index import hash_key, hash_key_sql
@@ -36,7 +36,7 @@ def java(topic, key):
 
 
 def golden_pairs():
-    """Topics and keys whose hashes stand in Java's files, with those hashes."""
+    """Topics and keys whose hashes are in Java's files, with those hashes."""
     found = {}
     for case in ("unicode", "minvalue_slots16"):
         calls = [json.loads(line) for line in (GOLDEN / case / "input.jsonl").read_text().splitlines()]
@@ -89,7 +89,7 @@ def test_hashes_of_the_golden_files_in_every_form(spark):
     assert len(rows) > 60
     hashes = [hash_key(*row) for row in rows]
     assert all(found in golden[row] for row, found in zip(rows, hashes, strict=True))
-    # Integer.MIN_VALUE is among them, and so are astral characters
+    # the keys include characters outside the basic plane, and one whose hash is Integer.MIN_VALUE
     assert 0 in hashes and any(ord(c) > 0xFFFF for _, key in rows for c in key)
     assert by_batch(rows) == by_duck(rows) == by_spark(spark, rows) == hashes == [java(*row) for row in rows]
 
@@ -107,7 +107,7 @@ def test_random_text_on_spark(spark, rows):
 
 
 def test_the_rule_of_newer_rocketmq(spark):
-    """Its lower 31 bits: Java's `hashCode() & 0x7FFFFFFF`, in every form."""
+    """The rule is the lower 31 bits, Java's `hashCode() & 0x7FFFFFFF`, in every form."""
     rows = list(golden_pairs())
     masked = [java_string_hash(f"{topic}#{key}") & 0x7FFFFFFF for topic, key in rows]
     assert masked != [hash_key(*row) for row in rows]

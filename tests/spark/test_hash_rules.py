@@ -1,5 +1,6 @@
-"""An index with tables and files of both of RocketMQ's hash rules, on Spark: builds write by the index's setting;
-lookups, the data source, merges and audits find every entry by either.
+"""An index on Spark with tables and files of both of RocketMQ's hash rules.
+
+Builds write by the index's setting. Lookups, the data source, merges and audits find every entry by either rule.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SETTINGS = {"preset": "rocketmq", "slots": 64, "items": 100_000, "max_late_s": 1
 
 @pytest.fixture(scope="module")
 def both(spark, tmp_path_factory):
-    """A day's table of each rule, and a small file of rule mask; and all rows."""
+    """A day's table of each rule, and a small file of rule mask; and all their rows."""
     folder = tmp_path_factory.mktemp("rules")
     uri = f"file://{folder}/index"
     parts = [messages(1_200, days=1), messages(1_200, days=1, seed=2), messages(150, days=2, seed=3)]
@@ -58,7 +59,7 @@ def check(uri, table, folder, spark):
     topic, key = sorted(negative)[0]
     picked = [row for part in scan(uri, topic=topic, key=key) for row in part.to_pylist()]
     assert sorted((row["offset"] for row in picked), reverse=True) == by_key[topic, key]
-    # a row of the data source is an entry as stored
+    # a row of the data source is a stored entry
     assert {row["key_hash"] for row in picked} <= {hash_key(topic, key), hash_key(topic, key, "mask")}
     result = audited(spark, folder / "index", write_parquet(table, folder / "all.parquet"))
     assert (result.status, result.entries) == ("ok", len(rows))
@@ -75,11 +76,11 @@ def test_both_rules_before_and_after_a_merge(spark, both):
     assert Counter(stored.hash for stored in states(uri).objects.values()).keys() == {"abs", "mask"}
     check(uri, table, folder, spark)
     merge(spark, storage=uri, window=30 * 86_400)
-    # the writer's files had both rules; what a build made stays apart
+    # the writer's files had both rules; a build's tables stay separate
     objects = [stored for stored in states(uri).objects.values() if stored.hash == "both"]
     assert {stored.hash for stored in states(uri).objects.values()} == {"both", "mask"} and 0 < len(objects) < 4
     check(uri, table, folder, spark)
-    # what damage may hide is looked for where either rule puts it
+    # entries that damage may hide are sought in the slots of either rule
     stored = max(objects, key=lambda stored: stored.count)
     target = Target.of(stored, 64)
     slots = [{hash_of(row, rule) % 64 for rule in ("abs", "mask")} for row in table.to_pylist()]

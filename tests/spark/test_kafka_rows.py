@@ -1,8 +1,9 @@
 """Rows of Kafka become the entries that `ingest` makes of the same records: by a build, and by a stream.
 
-The rows are those of archived records, which have the columns of Spark's Kafka source. That source itself is a jar from
-Maven, which no test has. And the programs of docs/kafka.md on the archive: DuckDB opens it, and Spark builds an index
-of another field.
+The rows are those of archived records, which have the columns of Spark's Kafka source. The source itself is a jar from
+Maven, which the tests do not have.
+
+The programs of docs/kafka.md on the archive run here, too: DuckDB opens it, and Spark builds an index of another field.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ASKED = ["customer-1", "customer-2", "t-1", "t-2", "t-3", "o-1", "4711", "", "n"
 
 @pytest.fixture(scope="module")
 def recipe():
-    """The schema and the mapping of the page."""
+    """The schema and the mapping on the page."""
     program = programs(section("spark-sql.md", "Streams into an index"))[1].partition("spark = open_session()")[0]
     names: dict[str, object] = {}
     exec(compile(program, "docs/spark-sql.md", "exec"), names)
@@ -45,7 +46,7 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The answers of an index that has each record by the keys that the follower takes."""
+    """The answers of an index with each record under the follower's keys."""
     keys, root = Keys(KEYS), tmp_path_factory.mktemp("followed")
     with IndexService.open(root=root, storage=(root / "storage").as_uri(), slots=97, items=1000) as index:
         for one in RECORDS:

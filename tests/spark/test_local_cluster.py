@@ -1,9 +1,10 @@
-"""Builds, merges and erasures on executors that are processes of their own, and fail: each result counts once,
-leftovers are swept. All is read back.
+"""Builds, merges and erasures on separate executors that fail: each result counts once, and a sweep deletes leftovers.
+Reads check every entry.
 
-The programs run apart, for a process has one Spark at a time. Speculation needs executors on different hosts, since
-Spark never runs two attempts on one: it is tested on a cluster of two workers on loopback addresses. There DataFrames
-and streams are written, too: of two attempts of a task one may commit, and the other is denied, and counts as failed.
+Each program runs in its own process, since a process can have only one Spark session. Speculation needs executors on
+different hosts, since Spark never runs two attempts on one host. So it runs on a cluster of two workers on loopback
+addresses. There the tests also write DataFrames and streams. Of two attempts of a task one may commit. Spark denies the
+other, and counts it as failed.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[st
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    """What one session did: undisturbed, then with tasks that fail, then with a worker that is killed."""
+    """The results of one session: undisturbed, then with tasks that fail, then with a killed worker."""
     return run("local-cluster[2,1,1024]", tmp_path_factory.mktemp("session"), 3_000, "none", "fail", "worker")
 
 
 @pytest.mark.slow
 def test_failing_tasks_and_a_killed_executor(tmp_path):
     built, merged, erased = run("local-cluster[2,1,1024]", tmp_path, 3_000, "executor")
-    # two tasks failed, then an executor was killed in a third
+    # two tasks failed, then a third task killed its executor
     assert built["struck"] == merged["struck"] == erased["struck"] == ["a", "b", "killed"]
-    # what the dead one left, and what the merge replaced
+    # leftovers of the dead executor, and objects that the merge replaced
     assert built["swept"] >= 1 and merged["swept"] > built["objects"]
 
 
@@ -55,13 +56,13 @@ def test_failing_tasks_and_a_killed_executor(tmp_path):
 def test_killed_workers_failing_tasks_and_nothing_at_all(session):
     quiet, failed, killed = (line for line in session if line["job"] == "build")
     assert (quiet["struck"], quiet["swept"]) == ([], 0)
-    assert (failed["struck"], failed["swept"]) == (["a", "b"], 0)  # a task that fails takes back what it uploaded
+    assert (failed["struck"], failed["swept"]) == (["a", "b"], 0)  # a task that fails deletes its uploads
     assert killed["struck"] == ["killed"] and killed["swept"] >= 1
 
 
 @pytest.mark.slow
 def test_lost_executors_whose_source_has_changed_meanwhile(tmp_path):
-    """The build reads the source again, finds other rows, and fails: it never publishes a mixture of both."""
+    """The build reads the source again, finds other rows, and fails. It never publishes a mixture of both."""
     [told] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "changed")
     assert told["struck"] == ["killed"]
     assert told["failed"].startswith("InvalidArgument") and "was replaced while it was read" in told["failed"]
@@ -70,7 +71,7 @@ def test_lost_executors_whose_source_has_changed_meanwhile(tmp_path):
 
 @pytest.mark.slow
 def test_lookups_audits_and_data_sources(session):
-    """Each equals the model and `query`, or the program ends with what differs."""
+    """Each answer equals the model's and `query`'s; otherwise the program ends and prints the difference."""
     (told,) = (line for line in session if line["job"] == "read")
     assert sum(told["statuses"].values()) == told["lookups"] >= 30
     assert told["statuses"].keys() == {"complete", "truncated"}
@@ -85,7 +86,7 @@ def test_speculation_with_a_slow_task(tmp_path):
     with two_hosts(tmp_path / "cluster") as master:
         lines = run(master, tmp_path, 90_000, "slow")
     for line in lines:
-        assert line["struck"] == ["slow"]  # its attempt was ended, before it had waited for a minute
+        assert line["struck"] == ["slow"]  # Spark ended its attempt before it had waited for a minute
         assert line["shards"] > 1
 
 
@@ -120,7 +121,7 @@ def two_hosts(folder: Path) -> Iterator[str]:
 
 
 def _url_in(log: Path) -> str:
-    """Return the URL of the master whose log this is, once it says which port it has taken."""
+    """Return the URL in a master's log, once the log names the port."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
         if said := re.search(r"Starting Spark master at (spark://[0-9.]+:[1-9][0-9]*)\n", log.read_text()):
@@ -130,7 +131,7 @@ def _url_in(log: Path) -> str:
 
 
 def write(folder: Path, job: str, max_failures: str) -> dict[str, Any]:
-    """Write on two hosts; return the line that the program prints, and what Spark logged as `log`."""
+    """Write on two hosts; return the line that the program prints, with Spark's log as `log`."""
     with two_hosts(folder / "cluster") as master:
         [line], log = run_program("writing_program", master, folder, 2000, job, max_failures)
     return {**line, "log": log}
@@ -140,7 +141,8 @@ def write(folder: Path, job: str, max_failures: str) -> dict[str, Any]:
 def test_a_data_source_is_written_while_spark_speculates(tmp_path: Path) -> None:
     line = write(tmp_path, "speculated", "4")
     assert line["twice"] and line["total"] == 2_000
-    assert line["tables"] == 8  # of four tasks, each of which met both days; those of the other attempt are none
+    # each of four tasks had entries of both days; those of the other attempt are not published
+    assert line["tables"] == 8
 
 
 @pytest.mark.slow
@@ -148,8 +150,9 @@ def test_an_attempt_that_is_denied_its_commit_is_a_failure_that_a_task_may_have(
     line = write(tmp_path, "denied", "4")
     assert line["failures"] >= 1 and "Commit denied for partition 3" in line["log"]
     assert (line["failed"], line["records"], line["total"]) == (False, 1, 4_000)
-    assert line["tables"] == 10  # two were there; of four tasks, each of which met both days, one attempt each
-    assert line["swept"] >= 2  # what the denied one uploaded
+    # two existed; each of four tasks had entries of both days, and one attempt of each counts
+    assert line["tables"] == 10
+    assert line["swept"] >= 2  # uploads of the denied attempt
     assert "spark.task.maxFailures is" not in line["log"]
 
 
@@ -157,7 +160,7 @@ def test_an_attempt_that_is_denied_its_commit_is_a_failure_that_a_task_may_have(
 def test_an_attempt_that_is_denied_its_commit_fails_a_write_whose_tasks_may_not_fail(tmp_path: Path) -> None:
     line = write(tmp_path, "denied", "1")
     assert line["failed"] and line["denied"]
-    # though one attempt of each task had all uploaded; the index is as it was
+    # one attempt of each task had uploaded everything, but the index is unchanged
     assert (line["records"], line["total"], line["tables"]) == (0, 2_000, 2)
     assert line["swept"] >= 2
     assert "spark.task.maxFailures is 1" in line["log"]
@@ -170,8 +173,8 @@ def test_a_micro_batch_of_which_an_attempt_is_denied_its_commit_is_published_onc
     assert (line["first"], line["error"], line["last"]) == ("", "", "")
     before, disturbed, ended = line["begun"], line["disturbed"], line["ended"]
     assert (before["batches"], before["total"], before["swept"]) == ([0], 2_000, 0)
-    # one record, of one attempt of each of the four tasks, each of which met both days; the denied one's tables are
-    # swept
+    # one record: each of the four tasks had entries of both days, and one attempt of each counts; a sweep deletes the
+    # denied attempt's tables
     assert disturbed["record"] == before["record"] + 1 and disturbed["tables"] == before["tables"] + 8
     assert (disturbed["batches"], disturbed["total"]) == ([1], 4_000)
     assert disturbed["swept"] >= 2
@@ -185,14 +188,13 @@ def test_a_query_that_failed_by_a_denied_commit_goes_on_from_its_checkpoint(tmp_
     assert line["error"].startswith("[STREAM_FAILED]") and "Commit denied for partition 3" in line["error"]
     before, disturbed, ended = line["begun"], line["disturbed"], line["ended"]
     assert (before["batches"], before["total"]) == ([0], 2_000)
-    # though one attempt of each task had all uploaded
+    # one attempt of each task had uploaded everything
     assert {**disturbed, "swept": 0} == {**before, "swept": 0}
-    # of the two attempts of one task; what the other tasks uploaded, the query itself took back
+    # two attempts of one task uploaded these; the query itself deleted the uploads of the other tasks
     assert disturbed["swept"] == 4
     assert (line["first"], line["last"]) == ("", "")
-    # two records: the batch that failed, and the file that came after; the program compares the entries stored, one by
-    # one
+    # two records: the batch that failed, and the later file; the program compares the stored entries one by one
     assert (ended["record"], ended["batches"], ended["total"]) == (before["record"] + 2, [2], 6_000)
     assert ended["swept"] == 0
-    # of two sessions, one of which speculated, and of four micro-batches
+    # once in two sessions and four micro-batches: one session speculated
     assert line["log"].count("spark.task.maxFailures is 1") == 1

@@ -1,5 +1,5 @@
-"""Bulk lookups on Spark: rows in, answers out, as a reader's; bad keys, files that can't be read, an index that is
-merged meanwhile.
+"""Bulk lookups on Spark: the answers to rows equal a reader's, also with bad keys, unreadable files, and a merge
+meanwhile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "
 
 @pytest.fixture(scope="module")
 def index(spark, tmp_path_factory):
-    """A storage with files of a live writer and tables that were built, and all that they hold."""
+    """A storage with files of a live writer and tables of builds, and all their messages."""
     folder = tmp_path_factory.mktemp("index")
     storage = f"file://{folder}/storage"
     table = messages(2_000, days=3)
@@ -63,7 +63,7 @@ def index(spark, tmp_path_factory):
 
 @pytest.fixture
 def copied(index, tmp_path):
-    """A copy of that storage, which a test may harm."""
+    """A copy of that storage, which a test may damage."""
     shutil.copytree(urlsplit(index).path, tmp_path / "storage")
     return f"file://{tmp_path}/storage"
 
@@ -81,7 +81,7 @@ ROWS = [
 
 
 def check(storage, rows, max_count):
-    """Assert that rows (of entries, with their id) are what a reader answers to `ROWS`."""
+    """Assert that rows (of entries, with their id) equal a reader's answers to `ROWS`."""
     found = {}
     for row in rows:
         found.setdefault(row["id"], []).append(row)
@@ -114,7 +114,7 @@ def test_answers_are_a_readers(spark, index):
 
 @pytest.mark.parametrize("held", [1 << 21, 0], ids=["held", "shuffled"])
 def test_many_keys(spark, index, monkeypatch, held):
-    """More than go to the driver with what is told of them, or than it holds at all."""
+    """They are more than the driver receives with the report, or more than it can hold."""
     monkeypatch.setattr(lookup_packing, "_MOST_HELD", held)
     frame = spark.createDataFrame(ROWS, KEYS).coalesce(1)
     many = frame.unionAll(
@@ -126,7 +126,7 @@ def test_many_keys(spark, index, monkeypatch, held):
     none = [row for row in rows if row["id"] < 0]
     assert len(none) == 7_000 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
     assert sum(result.statuses.values()) == len(ROWS) - 1 + 7_000
-    # blocks are large, and Java's serialization holds many groups of them
+    # blocks are large, and Java's serialization puts many groups in one
     relation = result.kept._jdf.queryExecution().withCachedData()
     groups = relation.cacheBuilder().cachedColumnBuffers().collect()
     assert [group.numRows() for group in groups] == [1] * result.kept.count()
@@ -169,7 +169,7 @@ def test_rows_with_nulls_are_named_or_counted(spark, index):
     result = look_up(spark, frame, storage=index, skip_null=True)
     assert (result.rows, result.skipped_null) == (1, 2)
     assert {row["id"] for row in result.frame.collect()} == {1}
-    # of literals Spark asks for the question of rows that are left out
+    # for literals, Spark computes the question of rows that are left out, too
     literals = spark.sql("SELECT 'orders' AS topic, CAST(NULL AS string) AS key UNION ALL SELECT 'orders', 'key-1'")
     some = lookup(spark, literals, storage=index, skip_null=True, max_count=1).collect()
     assert [(row["key"], row["position"]) for row in some] == [("key-1", 0)]
@@ -268,14 +268,14 @@ def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
 
 
 def test_damage_is_told_by_slot_group(spark, copied):
-    """One flipped bit makes the answers partial that need its slot group, and no other."""
+    """One flipped bit makes those answers partial that need its slot group, and no others."""
     stored = max(states(copied).objects.values(), key=lambda one: one.count)
     (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
     data = path.read_bytes()
     runs = parse_trailer(data, stored.name, len(data)).directory.all_runs()
     assert len(runs) > 1
     flip(path, runs[0].offset)
-    # filters of a summary would spare a reader some of the groups that the job reads
+    # with filters of a summary, a reader would skip some of the groups that the job reads
     with open_storage(copied) as storage:
         without_summary(storage)
     frame = spark.createDataFrame(ROWS, KEYS)
@@ -295,14 +295,14 @@ def test_damage_is_told_by_slot_group(spark, copied):
 def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, copied, monkeypatch):
     frame = spark.createDataFrame(ROWS, KEYS)
     before = states(copied)
-    module = sys.modules[look_up.__module__]  # the package has a function of its name
+    module = sys.modules[look_up.__module__]  # the package has a function of the same name
     real, calls = module.plan_lookup, []
 
     def refreshing(*given, **more):
         plan = real(*given, **more)
         calls.append(plan.number)
         if len(calls) == 1:
-            # between the plan and the reading of it
+            # between the plan and the read
             assert merge(spark, storage=copied, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs > 0
             sweep(copied)
         return plan
@@ -322,7 +322,9 @@ def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, cop
 
 
 def test_many_objects_that_are_lost_are_one_partial_answer(spark, copied, monkeypatch):
-    """A task gives up at the first one, so that as many plans as objects would be needed, were they not listed."""
+    """A task ends at the first lost object. Without a list of all of them, the job would need as many plans as
+    objects.
+    """
     frame = spark.createDataFrame([("orders", f"key-{n}") for n in range(50)], "topic string, key string")
     names = sorted(states(copied).objects)
     LocalStorage(Path(urlsplit(copied).path)).delete_many(names)
@@ -335,13 +337,14 @@ def test_many_objects_that_are_lost_are_one_partial_answer(spark, copied, monkey
 
 
 def test_answers_whose_blocks_spark_lost(spark, copied):
-    """They are read anew.
+    """Tasks read them again.
 
-    What a merge and a sweep removed meanwhile is an error: the rest would be a short answer, called complete.
+    If a merge and a sweep removed objects meanwhile, this is an error: the answer would lack entries, but be called
+    complete.
     """
     found = look_up(spark, spark.createDataFrame(ROWS, KEYS), storage=copied, max_count=5)
     found.release()
-    # another frame each time: one that was used has what it shuffled
+    # another frame each time, since a used one keeps its shuffled rows
     check(copied, [row.asDict() for row in found.frame.select("*").collect()], 5)
     assert merge(spark, storage=copied, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs > 0
     assert sweep(copied) > 0
@@ -352,7 +355,7 @@ def test_answers_whose_blocks_spark_lost(spark, copied):
 
 
 def test_bounds_that_are_text(spark, index, tmp_path):
-    """All is text in CSV, whatever the column is called: milliseconds and ISO 8601 mean what they mean to other
+    """All columns of CSV are text, whatever their names: milliseconds and ISO 8601 mean the same as in other
     commands.
     """
     since = ["", str(BEGIN_MS + DAY_MS), format_time(BEGIN_MS + DAY_MS), "2023-11-16", "2023-11-16 08:00:00+08:00"]
@@ -361,7 +364,7 @@ def test_bounds_that_are_text(spark, index, tmp_path):
     command = f"lookup --storage {index} --keys {keys} --column key=order_id --topic orders"
     told(f"{command} --column begin_ms=since --max 1000 --nested --out {tmp_path}/out")
     rows = pq.read_table(tmp_path / "out").to_pylist()
-    # null is no bound; the column itself is carried through
+    # null is no bound; the column itself stays in the rows
     assert sorted(row["since"] or "" for row in rows) == sorted(since)
     with IndexReader.open(index) as reader:
         for row in rows:
@@ -383,7 +386,7 @@ def test_the_command(spark, index, tmp_path):
     done = told(f"{lookup} {keys} --out {out} --max 5").document
     assert (done["status"], sum(done["lookups"].values()), done["failed"]) == ("done", len(ROWS) - 1, [])
     check(index, pq.read_table(out).to_pylist(), 5)
-    # CSV in, Parquet objects of a storage out
+    # CSV as input, Parquet objects of a storage as output
     (tmp_path / "keys.csv").write_text("order_id,begin_ms\nkey-0,\nkey-1,0\n")
     nested = f"{lookup} {tmp_path}/keys.csv --column key=order_id --topic orders --nested"
     assert told(f"{nested} --out {stored}").document["rows"] == 2

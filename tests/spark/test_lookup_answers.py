@@ -1,5 +1,6 @@
-"""Bulk lookups answer as a reader does, whatever the files: in this process, task by task. Requests are counted, faults
-are scripted.
+"""Bulk lookups answer as a reader does, whatever the files. They run in this process, task by task.
+
+The tests count requests, and script faults.
 """
 
 from __future__ import annotations
@@ -40,14 +41,12 @@ KINDS: dict[str, tuple[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """What makes an index of each kind, once."""
+    """A function that makes an index of each kind, once."""
     return functools.cache(lambda kind: made_first(tmp_path_factory.mktemp("first"), *KINDS[kind]))
 
 
 def made_first(folder, preset, item_type):
-    """Files, a table of shards and of parts of a giant slot, a giant key, a quarantine file, keys whose hashes
-    collide.
-    """
+    """Files, tables of shards and of parts of a giant slot, a giant key, a quarantine file, keys with equal hashes."""
     made = Merging(folder, preset=preset, item_type=item_type, settings={"max_late_s": 40 * 86_400})
     rng = random.Random(7)
 
@@ -68,7 +67,7 @@ def made_first(folder, preset, item_type):
     assert 1 < len(ranges) < len(shards)
     for day in range(3, 6):
         made.put(rows(BASE_MS + day * DAY_MS, 150, 60))
-        # keys with one hash: their topics and names differ, "Aa" and "BB" have equal Java hashes
+        # keys with one hash: topics and keys differ, but "Aa" and "BB" have equal Java hashes
         assert key_hash("t", "xAa") == key_hash("t", "xBB")
         made.put([(BASE_MS + day * DAY_MS, "xAa"), (BASE_MS + day * DAY_MS + 5, "xBB")])
         made.put([(BASE_MS + day * DAY_MS + 9, "xAa")], topic="other")
@@ -139,14 +138,14 @@ def test_answers_equal_a_readers(life, max_count):
     assert len(plan.tasks) > 2
     found = looked_up(life.storage, plan, [*lookups, *lookups[:20]])
     check(life, found, lookups)
-    # repeated rows are one question
+    # equal rows are one question
     assert len(found.answers) <= len(lookups)
 
 
 @of_each_kind
 def test_answers_of_small_pieces(life, monkeypatch):
-    """Windows of a run, rows that go as soon as they come, batches that make too many pairs, filters at any price:
-    nothing changes.
+    """These do not change an answer: windows of a run, rows passed on at once, batches with too many pairs, filters at
+    any price.
     """
     monkeypatch.setattr(search, "WINDOW_BYTES", 1)
     monkeypatch.setattr(search, "_CHUNK", 16)
@@ -187,7 +186,7 @@ def test_many_lookups_of_few_entries_take_the_filter_first(life, monkeypatch):
 
 @of_each_kind
 def test_lookups_that_the_driver_holds(life, monkeypatch):
-    """Blocks name them by their places; answers and what could not be read are the same."""
+    """Blocks name the lookups by their places. Answers, and the files that could not be read, are the same."""
     monkeypatch.setattr(answers, "_BATCH_ROWS", 7)
     monkeypatch.setattr(lookup_plan, "_LOOKUPS_A_PARTITION", 9)
     monkeypatch.setattr(lookup_plan, "_LEAST_A_PARTITION", 1)
@@ -214,10 +213,10 @@ def test_keys_are_counted_and_packed_in_lots(monkeypatch):
     topics, keys = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
     batch = pa.record_batch([topics, keys, none, pa.array([5_000] * len(rows))], ["t", "k", "b", "e"])
     parts = [batch.slice(0, 3), batch.slice(3, 3), batch.slice(6)]
-    # two tasks, which meet other topics first
+    # two tasks that read the topics in different orders
     packed = [made for task in (parts[:2], parts[1:]) for made in packing.pack_keys(task, keyed=True, column="'key'")]
     lots = [lot for made in packed for lot in made.to_pylist()]
-    # many lookups are in rows of bounded size behind their report
+    # many lookups are in rows of bounded size after their report
     asked = [lot for lot in lots if lot["asked"] is not None]
     assert [len(lot["asked"]) // LOOKUP.itemsize for lot in asked] == [2, 2]
     assert all(len(lot["topics"]) <= 2 and lot["few"] is lot["rows"] is None for lot in asked)
@@ -273,7 +272,7 @@ def test_each_object_is_opened_once_and_ranges_are_read_once(life):
     assert sorted(directories) == sorted(objects)
     assert found.requests == len(recorder.reads) == len(recorder.operations)
     assert sum(report.bytes_read for report in found.reports) == recorder.delivered
-    # without cut slots, whose few keys are read for themselves, no byte is read twice
+    # cut slots read their few keys separately; without them, no byte is read twice
     for name in (name for name, stored in objects.items() if stored.count < 1000):
         reads = sorted((read for read in recorder.reads if read.name == name), key=lambda read: read.start)
         assert all(first.end <= second.start for first, second in itertools.pairwise(reads))
@@ -289,7 +288,7 @@ def test_only_files_in_range_and_slots_that_are_asked_are_read(life):
 
 
 def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
-    # packed, so few items would lie in one group
+    # packed items are small, so that few of them would be in one group
     made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000})
     made.put([(BASE_MS + n, f"k{n}") for n in range(6_000)])
     with plain_files():
@@ -314,7 +313,7 @@ def test_a_filter_is_read_where_it_spares_more(tmp_path):
     recorder = Recorder(made.storage)
     looked_up(recorder, plan_of(made.state, absent), absent)
     assert recorder.reads[1].start == stored.trailer_position and recorder.reads[1].length == stored.filter_length
-    # some 1 in 100 are not excluded: without the filter nearly every slot group would have been read
+    # a filter passes about 1 in 100 absent keys; without it, the task would have read nearly every slot group
     assert recorder.delivered < stored.trailer_position / 2
     few = Recorder(made.storage)
     looked_up(few, plan_of(made.state, absent[:1]), absent[:1])
@@ -336,8 +335,8 @@ def test_a_hot_key_is_read_newest_first(tmp_path):
 
 @pytest.mark.parametrize("allow_partial", [False, True])
 def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
-    """Spark lost what tasks had found, and runs them again after objects were removed: an error, no answer that lacks
-    entries.
+    """Spark lost the results of tasks, and repeats these after objects were removed. This is an error, not an answer
+    that lacks entries.
     """
     lookups = lookups_in(life)
     plan = plan_of(life.state, lookups, allow_partial=allow_partial)
@@ -362,7 +361,7 @@ def test_what_fails_when_blocks_are_made_again_is_named(life):
 
 
 def faulty(made, error):
-    """A storage where one file can't be read, and that file."""
+    """A storage with one file that can't be read, and that file."""
     name = next(name for name, stored in made.state.objects.items() if stored.shard is None)
     storage = FaultStorage(made.storage)
     storage.fail("get_range", error=lambda text: error, times=None, name_prefix=name)
@@ -427,7 +426,7 @@ HOURS = 30
 
 
 def of_hours(made, count):
-    """A file an hour, and lookups: of many keys, of one, and of one key in two hours far apart."""
+    """One file per hour, and lookups: of many keys, of one key, and of one key in two distant hours."""
     for hour in range(HOURS):
         made.put([(BASE_MS + hour * HOUR_MS + n * 1000, f"k{(hour * 7 + n) % 50}") for n in range(count)])
         made.publish()
@@ -449,7 +448,7 @@ def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
         costs = lookup_job.most_of(held(free, lookups), len(lookups))
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
         plan = plan_of(made.state, lookups, settings=settings, **most)
-        # all is shared out, and tasks without a question have no share
+        # the tasks share the whole bound; tasks without a question have no share
         assert tuple(plan.limits) == (tuple(costs) if name != "nothing" else ((0, 0),) * len(plan.tasks))
         assert len(plan.tasks) < HOURS
         recorder = Recorder(made.storage)
@@ -482,7 +481,7 @@ def test_times_of_text():
     assert times_of(texts, "'since' (begin_ms)", end=False).to_pylist() == times
     assert times_of(texts.slice(1, 1), "'begin_ms'", end=False).to_pylist() == [None]
     assert times_of(pa.array(["2023-11-14"]), "'end_ms'", end=True).to_pylist() == [1_700_006_399_999]
-    # a cut text is none either
+    # a truncated text is invalid, too
     for text in ("yesterday", "", "1e3", "--5", "2023-11-14" + " " * 60 + "x"):
         with pytest.raises(InvalidArgument, match=rf"column 'since' \(begin_ms\): '{text[:10]}.* is neither"):
             times_of(pa.array(["0", text]), "'since' (begin_ms)", end=False)
@@ -496,7 +495,7 @@ def plan_columns(topics, keys):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_questions_once_and_where_they_stand(seed):
-    """Some agree in hash and fingerprint and differ in topic or range; some are equal."""
+    """Some questions have equal hashes and fingerprints, and differ in topic or range; some are equal."""
     none, rng = np.zeros(0, LOOKUP), np.random.default_rng(seed)
     assert len(distinct(none)) == len(places_of(none, none)) == 0
     questions = np.zeros(int(rng.integers(1, 80)), LOOKUP)
@@ -512,7 +511,7 @@ def test_questions_once_and_where_they_stand(seed):
     places = places_of(once, questions)
     assert places.dtype == np.int64 and once[places].tolist() == questions.tolist()
     for name in LOOKUP.names:
-        # one that nobody asked, before, among or behind those there are
+        # a question that no row asked, before, among or after the others
         other = questions[:1].copy()
         other[name] += 1
         if other.tolist()[0] not in set(questions.tolist()):

@@ -1,5 +1,5 @@
-"""Files of keys and answers: CSV is what was written, or an error with its line; a file's name is its name, whatever
-stands in it.
+"""Files of keys and of answers. Keys of CSV are those that were written, or an error names the line. Names of files are
+literal, with any characters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = [
     *(" spaces ", "#no comment", "über", "😀", "null", "NaN", "007", "1e3"),
 ]
 HOSTILE = "my keys [1]{a,b}*?\\ü%20#'x'"
-# would be Spark's reading of a part of it as a pattern
+# Spark would match these names if it read parts of a name as a pattern
 DECOYS = ("k1", "my keys 1")
 
 
@@ -39,16 +39,18 @@ def rows(spark, path):
 
 
 def read_csv(*files):
-    """What a task does with CSV files, the header being that of the first."""
+    """Return rows of CSV files as a task reads them; the header is the first file's."""
     splits = pa.record_batch({"split": [json.dumps([str(file)]) for file in files]})
     return [row for batch in read_files([splits], header_of(files[0]), files[0]) for row in batch.to_pylist()]
 
 
 def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
-    """As Python, Excel and DuckDB write it: quotes are doubled, a backslash is one, a line may end within a cell."""
+    """The files are as Python, Excel and DuckDB write them: quotes are doubled, a backslash is itself, a cell may
+    contain line ends.
+    """
     quotings = (csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)
     for number, quoting in enumerate(quotings):
-        # Python's csv before 3.13 gives \r by itself no quotes where they may be left out and lines end with \n
+        # Python's csv before 3.13 does not quote \r by itself if quotes are optional and lines end with \n
         for end in ("\r\n", "\n") if quoting == csv.QUOTE_ALL else ("\r\n",):
             zipped = number == 1
             path = tmp_path / f"{number}{len(end)}.csv{'.gz' if zipped else ''}"
@@ -66,7 +68,7 @@ def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
 
 
 def test_empty_cells_of_csv_are_null_quoted_or_not(spark, tmp_path):
-    """Writers that quote everything write a null so, too."""
+    """Writers that quote everything also quote nulls."""
     path = tmp_path / "k.csv"
     path.write_text('topic,,begin_ms\n\nt,a,\nt,"",""\n,"b",7\n\n')
     frame = read_keys(spark, str(path), S3)
@@ -144,7 +146,7 @@ def test_a_compressed_csv_file_that_breaks_off(tmp_path):
 
 
 def fill(path, key, **more):
-    """Write one key to a file of the kind that its name tells."""
+    """Write one key to a file of the format that its name gives."""
     row = {"topic": "t", "key": key, **more}
     if path.suffix == ".parquet":
         pq.write_table(pa.table({name: [value] for name, value in row.items()}), path)
@@ -168,7 +170,7 @@ def test_a_files_name_is_no_pattern(spark, tmp_path, kind):
 
 
 def test_a_sources_name_is_no_pattern(spark, tmp_path):
-    """Of builds and audits."""
+    """This is about builds and audits."""
     more = {"queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": 1}
     names = (HOSTILE, "k[1]", "k1")
     for name in names:
@@ -228,9 +230,9 @@ def test_ndjson_keys_are_what_was_written(spark, tmp_path):
 
 
 def test_ndjson_keys_of_a_storage_are_refused(spark):
-    """Read as messages, they would lose begin_ms and end_ms."""
+    """As messages, they would lose begin_ms and end_ms."""
     with pytest.raises(InvalidArgument, match="keys in a storage are Parquet"):
-        read_keys(spark, "s3://bucket/k.ndjson", S3)  # nothing is asked of the storage
+        read_keys(spark, "s3://bucket/k.ndjson", S3)  # the refusal comes before any request to the storage
 
 
 def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):

@@ -1,6 +1,6 @@
-"""Merges by Spark: what live writers uploaded and builds made becomes longer windows, and no answer changes.
+"""Merges by Spark: files of live writers and tables of builds become longer windows, and no answer changes.
 
-Compaction by Spark: what a writer has staged comes into the log by one record, and the writer adopts it.
+Compaction by Spark: one record adds the staged files of a writer to the log, and the writer adopts them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_files_and_builds_become_days_and_then_a_month(spark, storage, config, t
     seen = []
     options = MergeOptions(shard_bytes=1 << 20)
     report = merge(spark, storage=storage, window="1d", options=options, progress=lambda *said: seen.append(said))
-    # three days of the writer, and two of the build: they stay apart
+    # three days of the writer and two of the build, in separate tables
     assert (report.entries, report.sources, report.tables) == (4_800, files, 5)
     assert total(storage) == 4_800
     assert {shards[0].shard.window_s for shards in states(storage).tables.values()} == {86_400}
@@ -92,7 +92,7 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path):
 
 @pytest.fixture
 def writer(storage, tmp_path):
-    """A writer with three staged files, and what they hold."""
+    """A writer with three staged files, and their messages."""
     table = messages(1_200, days=2)
     settings = {"slots": 64, "items": 450, "background": False, "compaction": "spark", "refresh_interval_s": 0}
     with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
@@ -114,11 +114,11 @@ def test_staged_files_come_by_one_record_and_the_writer_adopts_them(spark, stora
     assert {stage.name for stage in report.metrics.stages} == {"plan and publish", "compact"}
     assert total(storage) == 1_200
     assert report.written_bytes == sum(stored.size_bytes for stored in states(storage).objects.values())
-    # the plan knew what it would cost
+    # the plan gave the right cost
     assert dict(planned.requests) == dict(report.requests) == report.metrics.requests
     assert planned.cost_usd == pytest.approx(report.cost_usd) and planned.cost_usd > 0
     assert planned.read_bytes == report.read_bytes
-    # what keys repeat is not known to it
+    # the plan does not know which keys repeat
     assert 0.5 < planned.written_bytes / report.written_bytes < 1.5
     check(storage, table)
     assert index.run_lifecycle().adopted == 3
@@ -141,7 +141,7 @@ def test_the_command_tells_what_is_left_and_what_is_damaged(spark, storage, writ
         names = {name.split("/")[1]: name for name in entries}
         whole = opened.get(names[first])
         flip_object(opened, names[first], 100)
-    # something that no task can read
+    # an object that no task can read
     (unreadable,) = Path(storage.removeprefix("file://")).rglob(f"{Path(names[second]).name}*")
     unreadable.unlink()
     unreadable.mkdir()
@@ -157,7 +157,7 @@ def test_the_command_tells_what_is_left_and_what_is_damaged(spark, storage, writ
     index.run_lifecycle()
     with IndexReader.open(storage) as reader:
         assert len(reader.files()) == 2
-    # the writer's epoch is over, its root comes back as one that compacts by itself
+    # the writer's epoch is over, and its root opens again as one that compacts by itself
     root = index.config.root
     index.close()
     with IndexService.open(root=root, storage=storage, background=False) as again:

@@ -1,4 +1,6 @@
-"""A line of NDJSON that is no message: a task says of it what `ingest` and the service say, with file and line."""
+"""A line of NDJSON that is not a message: a task reports the same error as `ingest` and the service, with file and
+line.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ WRONG = {
 
 
 class Stored:
-    """Opens one storage, whatever the URI."""
+    """Opens one storage for every URI."""
 
     uri = "s3://bucket/p?region=x"
 

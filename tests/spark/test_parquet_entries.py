@@ -1,4 +1,4 @@
-"""Parquet that tasks read by pyarrow gives the entries that Spark makes of it."""
+"""Parquet files that tasks read by pyarrow give the entries that Spark's own reader gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tests.spark.entries import messages
 from tests.support.damage import flip
@@ -37,7 +37,7 @@ def entries_in(spark: Any, path: object, columns: dict[str, Any] | None = None) 
 
 
 def numbers(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
-    """Return what is stored of entries with a key, in order."""
+    """Return the stored values of entries with a key, in order."""
     found: list[tuple[Any, ...]] = []
     for batch in batches:
         kept = batch.filter(pc.is_valid(batch.column("key"))).select(FIELDS)
@@ -86,7 +86,7 @@ def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Any, monkeypat
     monkeypatch.setattr(parquet, "_LEAST_ROWS", 600)
     pq.write_table(made(messages(COUNT)), tmp_path / "m.parquet", row_group_size=300, **options)
     entries = entries_in(spark, tmp_path / "m.parquet")
-    assert entries.frame.rdd.getNumPartitions() == 3  # 5 row groups of 300 rows, up to two for a task
+    assert entries.frame.rdd.getNumPartitions() == 3  # 5 row groups of 300 rows; a task reads up to two
     found = read_whole(entries, list(FIELDS))
     theirs = entry_frame(spark.read.parquet(str(tmp_path / "m.parquet")), {}, SCHEMA).toArrow().to_batches()
     assert numbers(found) == numbers(theirs) and len(numbers(found)) >= 900
@@ -102,7 +102,7 @@ def test_columns_by_name_and_constants_are_read_by_tasks(spark: Any, tmp_path: A
     found = read_whole(entries_in(spark, tmp_path / "m.parquet", columns), list(FIELDS))
     theirs = entry_frame(spark.read.parquet(str(tmp_path / "m.parquet")), columns, SCHEMA)
     assert numbers(found) == numbers(theirs.toArrow().to_batches())
-    # an expression is Spark's to evaluate
+    # Spark evaluates expressions
     apart = entries_in(spark, tmp_path / "m.parquet", {**columns, "key": F.upper("order_id")})
     shouted = [row.key for row in apart.frame.select("key").collect()]
     assert apart.read is None and sorted(shouted) == sorted(map(str.upper, table["order_id"].to_pylist()))
@@ -129,7 +129,7 @@ def put_all(tables: dict[str, pa.Table], folder: Any, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
 def test_files_of_a_table_whose_columns_changed_in_time(spark: Any, tmp_path: Any, kind: str) -> None:
-    """As those of Iceberg do: columns come, move, get wider types and new names."""
+    """As in Iceberg's tables, columns get added, moved and renamed, and get wider types."""
     first = messages(10)
     second = with_column(first, "offset", first["offset"].cast(pa.int32()))
     second = timed(pa.timestamp("us", "UTC"), second).append_column("note", second["key"])
@@ -143,10 +143,10 @@ def test_files_of_a_table_whose_columns_changed_in_time(spark: Any, tmp_path: An
 
 @pytest.mark.parametrize("renamed", ["a", "b"])
 def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, renamed: str) -> None:
-    """Spark's reader gives nulls for the others: messages without a key, or nulls that no file has."""
+    """Spark's reader gives nulls for the other files: messages without a key, or nulls that no file has."""
     for name in ("a", "b"):
         table = messages(10).rename_columns({"key": "order_id"}) if name == renamed else messages(10)
-        # what further files have may differ
+        # columns in which later files may differ
         table = table.append_column("topic_id", pa.array(range(10))) if name == "b" else table
         pq.write_table(table.append_column(f"of {name}", table["size"]), tmp_path / f"{name}.parquet")
     for column in ("key", "order_id"):
@@ -160,7 +160,9 @@ def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, r
 @pytest.mark.parametrize("kind", ["local", "stored"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_a_column_without_a_type_is_told_where_it_is_needed(spark: Any, tmp_path: Any, kind: str, listed: bool) -> None:
-    """Pandas writes one that is empty so: passed over, its rows would be messages without key."""
+    """Pandas writes an empty column without a type. If the build skipped it, its rows would be messages without a
+    key.
+    """
     table = messages(10).append_column("note", pa.nulls(10)).append_column("topic_id", pa.nulls(10))
     if listed:
         table = with_column(table, "key", pa.array([[key] for key in table["key"].to_pylist()]))
@@ -168,7 +170,7 @@ def test_a_column_without_a_type_is_told_where_it_is_needed(spark: Any, tmp_path
     for check in (entries_in, lambda _, *given: check_source(*given, {}, SCHEMA, ADDRESS_OF)):
         with pytest.raises(InvalidArgument, match=r"column 'key' has no type in .*b\.parquet, only nulls"):
             check(spark, source)
-    # of topics some may have an id
+    # some topics may have an id
     put_all({"c": with_column(table, "topic_id", pa.array([7] * 10))}, tmp_path, kind)
     found = entries_in(spark, source, {"key": "topic"})
     ids = [row for batch in read_whole(found, ["topic_id"]) for row in batch.column(0).to_pylist()]
@@ -185,7 +187,7 @@ def test_a_column_that_is_given_as_such_is_left_to_spark(spark: Any, tmp_path: A
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
 def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: str) -> None:
-    """What a killed job of Spark has not committed would be entries twice, as old files of a table would."""
+    """Uncommitted files of a killed Spark job, and old files of a table, would give entries twice."""
     names = ["a.parquet", "_day=1/b.parquet", "_SUCCESS", "_metadata", ".c.parquet", "_d.parquet"]
     names += ["_temporary/0/_temporary/attempt_1/e.parquet", ".snapshot/f.parquet", "g/.h/i.ndjson", "g/j.txt"]
     where = f"sqlite://{tmp_path}/files.db" if kind == "stored" else f"file://{tmp_path}/files"
@@ -214,7 +216,7 @@ def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: s
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
 def test_columns_that_files_have_of_several_kinds_are_no_field(spark: Any, tmp_path: Any, kind: str) -> None:
-    """A date is stored as a number of days."""
+    """Parquet stores a date as a number of days."""
     first = messages(10)
     tables = {"a": first, "b": with_column(first, "timestamp_ms", pa.array(range(10), pa.int32()).cast(pa.date32()))}
     with pytest.raises(InvalidArgument, match=r"'timestamp_ms' is date32.* in .*b\.parquet, and int64 in .*a\.pa"):
@@ -238,7 +240,7 @@ def test_unsigned_numbers_that_go_through_spark(spark: Any, tmp_path: Any) -> No
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_a_file_that_is_another_one_now_is_told(spark: Any, tmp_path: Any, rows: int) -> None:
-    """More row groups than the driver saw would be passed over, both times."""
+    """A build would skip row groups that were added after the driver listed the file's groups."""
     table = messages(10)
     pq.write_table(table, tmp_path / "m.parquet", row_group_size=5)
     entries = entries_in(spark, tmp_path / "m.parquet")
@@ -260,7 +262,7 @@ def test_files_in_s3_that_cant_be_named_are_not_left_out_in_silence(s3):
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
 def test_a_folder_is_read_by_sparks_own_rules(spark: Any, tmp_path: Any, kind: str) -> None:
-    """Whatever files are named, and with the columns that folders are named for."""
+    """Spark's rules decide which files are read, and which columns come from the names of folders."""
     table, folder = messages(50), tmp_path / "files"
     names = ["a.parquet", "b.PARQUET", "c.pq", "part-00003", "d.parquet.tmp", "_hidden", "e.parquet._COPYING_"]
     for number, name in enumerate(names):
@@ -314,7 +316,7 @@ def test_folders_of_lines_and_of_other_files(tmp_path: Any) -> None:
 
 
 def test_a_task_compares_pages_with_their_checksums(tmp_path: Any) -> None:
-    """As `ingest` does: a changed value would pass for what was written."""
+    """As `ingest` does: a changed value would look like a written one."""
     path = tmp_path / "m.parquet"
     table = pa.table({"offset": pa.array(range(1_000), pa.int64())})
     pq.write_table(table, path, write_page_checksum=True, use_dictionary=False, compression="none")
@@ -327,7 +329,7 @@ def test_a_task_compares_pages_with_their_checksums(tmp_path: Any) -> None:
 
 
 def test_a_task_refuses_a_row_without_bound_by_file_and_row(tmp_path: Any, monkeypatch: Any) -> None:
-    """A file of some kilobytes can stand for any number of keys."""
+    """A file of some kilobytes can represent any number of keys."""
     keys = pa.array([["k"]] * 7 + [[""] * 1_000] + [["k"]] * 2, pa.list_(pa.string()))
     monkeypatch.setattr(bounds, "MAX_ROW_KEYS", 999)
     path = tmp_path / "m.parquet"

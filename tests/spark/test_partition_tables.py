@@ -1,5 +1,7 @@
-"""What a task of a write does, and its driver, in this process: tables of windows from spooled batches, commits struck
-at every request, and what tells a micro-batch that comes again from another one of its number.
+"""The tasks and the driver of a write, in this process.
+
+Tests cover tables of windows from spooled batches, commits with a fault at every request, and the check of repeated
+micro-batches. A repeated micro-batch has the same rows as the published one of its number.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def written(table: pa.Table, storage: Storage) -> Any:
 
 @pytest.mark.parametrize("small", [False, True])
 def test_a_task_writes_a_table_for_each_window(monkeypatch, clock, small):
-    if small:  # several rounds of packing, pieces and hot keys that are spooled once more
+    if small:  # several rounds of packing, and pieces and hot keys that are spooled again
         monkeypatch.setattr(shards_module, "_HELD_ITEMS", 256)
         monkeypatch.setattr(shards_module, "_BLOCK_ITEMS", 16)
         monkeypatch.setattr(plan_module, "PIECE_ITEMS", 100)
@@ -115,8 +117,8 @@ def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: Man
     objects = dict(log.state.objects)
     assert not publish_batch(written(TABLE, storage), FIRST, storage, StorageLog(storage, clock))
     assert publish_batch(written(TABLE.slice(0, 10), storage), SECOND, storage, log)
-    # a driver that was held up while another one went on, or a checkpoint that was copied back: not known to hold the
-    # same messages
+    # a driver that was stopped while another one continued, or a copied checkpoint: nothing shows that the messages are
+    # the same
     writer = a_writer(EntryStreamWriter, storage)
     with pytest.raises(InvalidArgument, match=r"micro-batch 0 .*older than its last published one, 1.*checkpoint"):
         writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
@@ -155,7 +157,7 @@ def test_two_drivers_publish_one_batch_at_once(clock: ManualClock) -> None:
 
 
 class Killed(BaseException):
-    """The driver's end."""
+    """Ends the driver."""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -175,7 +177,7 @@ def test_a_driver_killed_while_it_commits_a_batch(clock: ManualClock, operation:
 
 
 def a_writer(kind: Any, storage: Storage, **more: Any) -> Any:
-    """Return a writer without what Spark calls to make it."""
+    """Return a writer, made without Spark."""
     writer = object.__new__(kind)
     columns = EntryColumns.of({field.name: field.type for field in TABLE.schema}, KEYED_SCHEMA)
     writer._job, writer._columns, writer._mode = job(storage, **more), columns, "append"
@@ -191,7 +193,7 @@ def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, ki
     assert left_over(storage, clock) == 0
     with pytest.raises(StorageUnavailable, match="1 of 2 tasks"):
         writer.commit([Written((), "q", BatchContent()), None], *number)
-    # the record is there, its answer is lost: Spark calls abort after such a commit
+    # the record is there but the response was lost: Spark calls abort after such a commit
     messages = [Written(tuple(written(TABLE, storage)), "q", FIRST.content)]
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
@@ -225,7 +227,7 @@ def test_tables_that_are_not_what_was_read_are_refused(monkeypatch: pytest.Monke
 
 
 def test_a_checkpoint_whose_index_is_gone_or_another_one_is_refused() -> None:
-    """An empty first batch tells the index of its query; a later batch creates no index and joins no other one."""
+    """An empty first batch names the query in the index. A later batch creates no index and joins no other index."""
     gone, other, own = MemoryStorage(), MemoryStorage(), MemoryStorage()
     a_writer(EntryStreamWriter, other).commit([Written(tuple(written(TABLE, other)), "p", FIRST.content)], 0)
     a_writer(EntryStreamWriter, own).commit([Written((), "q", BatchContent())], 0)
@@ -247,7 +249,7 @@ FEW = messages(400, days=3)
 
 
 class _Task:
-    """Stands for Spark's TaskContext."""
+    """Replaces Spark's TaskContext."""
 
     @staticmethod
     def get() -> Any:
@@ -259,7 +261,7 @@ class _Task:
 
 
 def run(storage: Storage, number: int, parts: list[pa.Table], **more: Any) -> list[Written]:
-    """Write each part by a task, commit, and return the tasks' messages."""
+    """Write each part by a task, and commit; return the tasks' messages."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writing, "TaskContext", _Task)
         writer = a_writer(EntryStreamWriter, storage, **more)
@@ -277,7 +279,7 @@ def an_index() -> tuple[Storage, StorageLog]:
 
 
 def same_name_ids() -> tuple[str, str]:
-    """Return two topics whose ids by name are the same."""
+    """Return two topics that have the same id by name."""
     known: dict[int, str] = {}
     for number in itertools.count():
         name = f"topic-{number}"
@@ -288,7 +290,7 @@ def same_name_ids() -> tuple[str, str]:
 
 
 def named(*topics: str) -> pa.Table:
-    """Return the messages with `topics` in turn."""
+    """Return the messages, with `topics` in turn."""
     values = list(itertools.islice(itertools.cycle(topics), len(FEW)))
     return FEW.set_column(FEW.schema.get_field_index("topic"), "topic", pa.array(values))
 
@@ -299,7 +301,7 @@ def test_the_same_rows_are_a_repeat_however_they_are_cut() -> None:
     assert first != second
     whole = named(first, second)
     shuffled = whole.take(pa.array(np.random.default_rng(1).permutation(len(whole))))
-    # a task that meets one of the two topics gives it the id that the other has elsewhere
+    # a task that reads one of the two topics gives it the id that the other topic has in another task
     by_topic = [whole.filter(pa.compute.equal(whole["topic"], name)) for name in (first, second)]
     run(storage, 4, [whole])
     before = log.refresh()
@@ -345,8 +347,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) -> None:
-    """As from a checkpoint one batch older than the index: that batch is planned anew, up to where the source ends
-    now.
+    """A checkpoint one batch older than the index does this: Spark plans that batch again, up to the source's present
+    end.
     """
     storage, log = an_index()
     run(storage, 4, [FEW])
@@ -363,7 +365,7 @@ def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) 
 
 @pytest.mark.parametrize("earlier", [{}, {"spark:q": 3}])
 def test_a_batch_that_no_record_tells_of_is_known_by_its_number(monkeypatch, earlier):
-    """Records of earlier versions don't say what a batch held; they may stand behind ones that do."""
+    """Records of earlier versions don't describe a batch's rows. They may come after records that do."""
     storage, log = an_index()
     for number in earlier.values():
         run(storage, number, [FEW.slice(0, 9)])

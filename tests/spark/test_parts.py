@@ -1,4 +1,4 @@
-"""The parts of a build without Spark: windows, plans, blocks, spools, shards of bounded pieces."""
+"""The parts of a build, without Spark: windows, plans, blocks, spools, shards of bounded pieces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_windows_of_right_and_wrong_clocks():
     begins, wrong = scale.begins(np.array([0, 9_999, 10_000, 14_399, 14_400, 20_000, 20_001, 253_402_300_799]))
     assert wrong.tolist() == [True, True, False, False, False, False, True, True]
     assert begins.tolist() == [0, 0, 7200, 10_800, 14_400, 18_000, 0, 253_402_300_799 // QUARANTINE_S * QUARANTINE_S]
-    # whatever the second, few windows: and its difference to the window's begin fits 32 bits
+    # few windows at any second; the difference from a window's begin fits 32 bits
     assert 253_402_300_799 // QUARANTINE_S < 118
 
 
@@ -75,7 +75,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("span", [0, 1, 255, 256, 2**16, 2**24 + 1, 2**32, 2**40, 2**48, 2**56, 2**64 - 1])
 def test_items_become_what_they_were_of_as_few_bytes_as_their_numbers_need(span):
-    """At the least numbers of their types and at the greatest, beside columns that are no integers."""
+    """The test uses the least and the greatest numbers of their types, beside columns that are no integers."""
     dtype = np.dtype([("key_hash", ">i4"), *((kind, kind) for kind, _, _ in NUMBERS), ("f", ">f8"), ("s", "S3")])
     rng = np.random.default_rng(span)
     for at_end in (False, True):
@@ -137,7 +137,7 @@ def test_a_spool_gives_back_everything_newest_first_in_bounded_parts(span, most)
     items = np.zeros(1_000, ITEM)
     items["time_diff_s"] = rng.integers(0, span, 1_000)
     items["offset"] = np.arange(1_000)
-    items["time_diff_s"][:300] = span // 2  # one second that is too large by itself
+    items["time_diff_s"][:300] = span // 2  # one second that is too large for a piece
     spool = Spool(ITEM, most)
     for part in np.array_split(items, 7):
         spool.add(part)

@@ -1,5 +1,6 @@
-"""A writer, a merger and builds in processes of their own, killed now and then, on one storage: nothing is lost,
-nothing doubled.
+"""A writer, a merger and builds in separate processes on one storage, which the test kills now and then.
+
+No entry is lost or doubled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MESSAGES, BUILDS = 4_000, 12
 
 
 class Role:
-    """A process that is started again whenever it was killed, until it has ended by itself."""
+    """A process that starts again after each kill, until it ends by itself."""
 
     def __init__(self, name: str, *arguments: object) -> None:
         self.name = name
@@ -46,7 +47,7 @@ class Role:
         )
 
     def kill(self) -> None:
-        """Kill it and start it again; nothing where it has ended."""
+        """Kill it and start it again; do nothing if it has ended."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
@@ -54,18 +55,18 @@ class Role:
             self.start()
 
     def end(self) -> None:
-        """Wait for its own end, which must be good."""
+        """Wait until it ends by itself; it must succeed."""
         _, error = self.process.communicate("", timeout=_PATIENCE_S)
         assert self.process.returncode == 0, f"{self.name}: {error[-3000:]}"
 
 
 @contextmanager
 def roles(root: Path, uri: str) -> Iterator[dict[str, Role]]:
-    """Start all three; they are gone when the block ends."""
+    """Start all three; none runs when the block ends."""
     made: dict[str, Role] = {}
     try:
         made["write"] = Role("write", root, uri, MESSAGES)
-        _until(lambda: _number(uri) > 0)  # who builds wants an index
+        _until(lambda: _number(uri) > 0)  # a build needs an index
         made["merge"] = Role("merge", "-", uri, 0)
         made["build"] = Role("build", "-", uri, BUILDS)
         yield made
@@ -78,7 +79,7 @@ def roles(root: Path, uri: str) -> Iterator[dict[str, Role]]:
 def _until(reached: Callable[[], bool]) -> None:
     end = time.monotonic() + _PATIENCE_S
     while not reached():
-        assert time.monotonic() < end, "nothing goes on"
+        assert time.monotonic() < end, "the log has no new record"
         time.sleep(0.02)
 
 
@@ -91,9 +92,7 @@ def _number(uri: str) -> int:
 
 
 def check(reader: IndexReader, log: StorageLog, key: int) -> int:
-    """Ask for everything under a key: all that the log promised before is there, each once; return the promised
-    position.
-    """
+    """Look up a key: all entries that the log promised before are there once. Return the promised position."""
     state = log.refresh()
     position = state.positions.get("log", 0)
     result = reader.query(TOPIC, f"k{key}", max_count=10**6)
@@ -101,7 +100,7 @@ def check(reader: IndexReader, log: StorageLog, key: int) -> int:
     found = [item.offset for item in result]
     assert len(found) == len(set(found))
     missing = set(range(key, position, KEYS)) - set(found)
-    assert not missing, f"{len(missing)} of {position} promised are missing, such as {sorted(missing)[:3]}"
+    assert not missing, f"{len(missing)} of {position} promised messages are missing, such as {sorted(missing)[:3]}"
     for item in result:
         day, row = divmod(item.offset - 10**9, BUILT_ROWS)
         expected = message(item.offset) if item.offset < MESSAGES else built(day)[row]
@@ -110,8 +109,8 @@ def check(reader: IndexReader, log: StorageLog, key: int) -> int:
 
 
 def check_records(log: StorageLog) -> None:
-    """Each object was added once and removed once at most, each merge added what it removed, and the state is what is
-    left.
+    """Each object was added once and removed at most once. Each merge added the entries that it removed. The state has
+    the objects that are left.
     """
     counts: dict[str, int] = {}
     gone: set[str] = set()
@@ -151,7 +150,7 @@ def test_kills_now_and_then(tmp_path: Path, s3: S3Server, kind: str, seed: int) 
             while running["write"].process.poll() is None or running["build"].process.poll() is None:
                 check(reader, log, rng.randrange(KEYS))
                 asked += 1
-                time.sleep(0.02)  # so that the others get on
+                time.sleep(0.02)  # so that the other processes progress
                 if log.state.number >= strike:
                     running[rng.choice(("write", "merge", "merge", "build"))].kill()
                     strike = log.state.number + rng.randrange(2, 8)
@@ -167,7 +166,7 @@ def test_kills_now_and_then(tmp_path: Path, s3: S3Server, kind: str, seed: int) 
         )
     expected = model()
     once = Counter(mark(entry, keyed=True) for entry in expected.entries)
-    # what was durable when the writer was killed, and not yet confirmed, is put once more
+    # entries that were durable at a kill, but not confirmed yet, are put twice
     twice = found - once
     assert set(found) == set(once)
     assert twice.total() == 0 or (kills["write"] and max(place[4] for place in twice) < MESSAGES)

@@ -1,6 +1,6 @@
-"""The end of a build: the log decides, and nothing is left that the sweep does not find. Builds that continue a source:
-one record has the entries and says up to where the index then has the source.
+"""The end of a build: the log decides, and a sweep finds all leftovers.
 
+Builds also continue a source: one record has the entries, and the position up to which the index then has the source.
 `test_beside_killed_drivers.py` kills the driver at every request.
 """
 
@@ -40,7 +40,7 @@ def clock():
 
 
 def built(storage, table=TABLE, **more):
-    """Return what the tasks of a build wrote."""
+    """Return the tables that the tasks of a build wrote."""
     return shards_of(written(table, planned(table), storage, **more))
 
 
@@ -58,7 +58,9 @@ def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
 
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there(clock, damaged):
-    """The put's answer is lost, the storage's own retry finds the record, and reading it goes wrong once, or twice."""
+    """The response to the put was lost. The storage's own retry finds the record, and one or two reads of it are
+    damaged.
+    """
     inner = MemoryStorage()
     opened(inner, clock)
     storage = FaultStorage(inner)
@@ -71,7 +73,7 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
         state, _ = publish_tables(shards, "error", storage, log)
         assert len(state.objects) == len(shards)
     else:
-        # an error of the storage: nobody takes the objects back
+        # an error of the storage: no process deletes the objects
         with pytest.raises(StorageUnavailable, match="is unknown"):
             publish_tables(shards, "error", storage, log)
     assert count(inner, clock) == 900
@@ -80,7 +82,7 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
 
 @pytest.mark.parametrize("ahead_ms", [0, 23 * 3_600_000 - 1, 23 * 3_600_000, -23 * 3_600_000])
 def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_sent(clock, ahead_ms):
-    """`orphans` may be about to delete it. A clock that was put back hides how long it was."""
+    """`orphans` may be about to delete the objects. A clock that was set back hides the job's duration."""
     storage = MemoryStorage()
     opened(storage, clock)
     shards = built(storage)
@@ -96,7 +98,7 @@ def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_
 
 
 def test_what_is_published_between_finding_and_deleting_stays(clock):
-    """A job that took longer than the sweep was told to spare."""
+    """The job took longer than the age that the sweep spares."""
     storage = MemoryStorage(clock=clock)
     log = opened(storage, clock)
     shards = built(storage, now_ms=clock.now_ms())
@@ -137,7 +139,7 @@ def test_two_builds_of_one_window_at_once(clock):
     plans = [planned(TABLE), planned(TABLE)]
     both = [shards_of(written(TABLE, plan, storage)) for plan in plans]
     for plan in plans:
-        assert check_windows(log.state, plan, "error") == ()  # neither sees the other
+        assert check_windows(log.state, plan, "error") == ()  # neither build sees the other
     publish_tables(both[0], "error", storage, log)
     with pytest.raises(InvalidArgument, match="has a table already"):
         publish_tables(both[1], "error", storage, StorageLog(storage, clock))
@@ -199,7 +201,7 @@ def test_builds_continue_a_source_where_the_index_stands(spark, storage, config,
     with IndexReader.open(storage) as reader:
         assert reader.log_state.positions == {"table": 5}
         assert reader.query("orders", "key-0").freshness[0].positions == {"table": 5}
-    # a repeat is refused before the source is read
+    # a repeated build is refused before it reads the source
     monkeypatch.setattr(build_module, "entries_of", None)
     for again in (SourceRange("table", 0, 2), SourceRange("table", 2, 5), SourceRange("table", 4, 6)):
         with pytest.raises(InvalidArgument, match=f"table up to position 5, .* begins at {again.begin}"):
@@ -208,7 +210,7 @@ def test_builds_continue_a_source_where_the_index_stands(spark, storage, config,
 
 
 def test_of_two_builds_that_continue_at_once_one_is_published(spark, storage, config, tmp_path, monkeypatch):
-    """The second one publishes while the first has written, and is about to."""
+    """The second build publishes when the first has written its tables, before the first publishes."""
     paths = [write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((RANGE, NEXT))]
     more = {"storage": storage, "config": config, "mode": "append"}
     publish = build_module.publish_tables
@@ -224,14 +226,14 @@ def test_of_two_builds_that_continue_at_once_one_is_published(spark, storage, co
         build(spark, paths[0], source_range=SourceRange("table", 0, 1), **more)
     check(storage, NEXT, keys=5)
     assert (total(storage), states(storage).positions) == (200, {"table": 2})
-    # what the first one had written it took back
+    # the first build deleted its tables
     assert sweep(storage) == 0
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_driver_killed_at_its_record_says_both_or_nothing(when):
     class Killed(BaseException):
-        """The driver's end: nothing runs after it."""
+        """Ends the driver: no code runs after it."""
 
     inner, clock = MemoryStorage(), SystemClock()
     opened(inner, clock)
@@ -248,7 +250,7 @@ def test_a_driver_killed_at_its_record_says_both_or_nothing(when):
     ("name", "begin", "end"),
     [
         *[("", 0, 1), ("t", -1, 1), ("t", 3, 3), ("t", 3, 2), ("t", 0, 2**63), (None, 0, 1), (7, 0, 1)],
-        # in a record of the log no reader would take these
+        # no reader would accept these in a record of the log
         *[("t", 0, 1.5), ("t", 0, True), ("t", False, 1), ("t", 0, "1"), ("t", None, 1)],
     ],
 )

@@ -1,4 +1,4 @@
-"""`replace` takes away what builds made, and nothing that live writers put, whatever was merged in between."""
+"""`replace` removes entries of builds, and none that live writers put, whatever merges ran in between."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Pipeline:
         merge(self.storage, self.log, self.clock, MergeOptions(window_s=window_s, min_age_s=0), threads=1)
 
     def forget_origins(self) -> None:
-        """Have the log say what an earlier version's would: not where the entries of tables come from."""
+        """Make the log look like an earlier version's: it lacks the origins of tables' entries."""
         tables = {name: shards for name, shards in self.log.state.tables.items() if shards[0].origin is not None}
         stored = [one for shards in tables.values() for one in shards]
         old = tuple(replace(one, shard=replace(one.part, origin=None)) for one in stored)
@@ -116,7 +116,7 @@ def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None
     pipeline.forget_origins()
     pipeline.put(AGAIN)
     pipeline.merge()
-    # what an earlier version made stays apart from what is known
+    # tables of an earlier version stay separate from those with a known origin
     assert len(pipeline.log.state.tables) == 3
     with pytest.raises(InvalidArgument, match=r"does not say whether builds or live writers .* mode replace-all"):
         pipeline.build(BATCH)
@@ -133,7 +133,7 @@ def test_thirty_nights_of_builds_and_merges_beside_a_live_writer(pipeline: Pipel
     built: list[pa.Table] = []
     for night in range(NIGHTS):
         begin_ms = BEGIN_MS + night * DAY_MS
-        # what comes late for the day before is among it
+        # some entries come late: they belong to the day before
         late_ms = begin_ms - (DAY_MS // 4 if night else 0)
         live.append(of_topic("live", messages(40, days=1, seed=100 + night, begin_ms=late_ms)))
         pipeline.put(live[-1])

@@ -1,6 +1,4 @@
-"""What Spark's tasks ask of an S3 server, seen from outside: a proxy counts what a lookup reports, and refuses one
-shard.
-"""
+"""The requests of Spark's tasks to an S3 server: a proxy counts those that a lookup reports, and refuses one shard."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class Stored:
     names: tuple[str, ...]
 
     def of_objects(self) -> list[Exchange]:
-        """Return what was asked of the index's objects since the last time, not of its log."""
+        """Return the requests for the index's objects since the last call, without those for its log."""
         return [exchange for exchange in self.proxy.reset() if "/data/" in exchange.key]
 
     def deny(self, name: str) -> None:
@@ -63,7 +61,7 @@ def stored(index: Stored) -> Stored:
 
 
 def queried(stored: Stored) -> QueryResult:
-    """Return a fresh reader's answer to the hot key, and what it asked."""
+    """Return a new reader's answer to the hot key, and its requests."""
     with IndexReader.open(stored.uri, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         return reader.query("orders", "key-0", max_count=10_000)
 
@@ -84,10 +82,10 @@ def test_a_lookup_reports_the_requests_that_were_sent(spark: Any, stored: Stored
     seen = stored.of_objects()
     assert len(stored.names) == result.objects == 6
     assert (len(seen), sum(exchange.bytes for exchange in seen)) == (result.requests, result.bytes_read)
-    # the directory of each, and its slot groups as one range
+    # the directory of each object; one range covers its slot groups
     assert Counter(exchange.key.partition("/index/")[2] for exchange in seen) == dict.fromkeys(stored.names, 2)
     assert result.frame is not None and {row.key for row in result.frame.collect()} == {key for _, key in ROWS}
-    # answers are at hand
+    # the answers are cached
     assert stored.proxy.reset() == []
     result.release()
 

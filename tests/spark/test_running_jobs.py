@@ -1,5 +1,7 @@
-"""How a job runs: what Spark's pages and a terminal say of it, what it sets and takes back, how it is interrupted. A
-session of Spark Connect is refused by what needs a classic one, before anything is asked of it or written.
+"""A job as it runs: its descriptions on Spark's pages and in a terminal, the settings that it changes and restores, and
+its interruption.
+
+A call that needs a classic session refuses one of Spark Connect before it sends a request or writes.
 """
 
 from __future__ import annotations
@@ -68,13 +70,13 @@ def test_jobs_say_what_they_do_and_their_shuffles_leave_no_files(spark, storage,
     assert all(any(f"tiered_index {stage}: " in one for one in described) for stage in stages)
     found = audit(spark, few, storage=storage, config=config).differences
     assert found is not None and found.counts["extra"] == 3
-    # of the entries that differ; Spark deletes these files when Java collects garbage
+    # files of the differing entries; Spark deletes them when Java collects garbage
     left = {name: size for name, size in _shuffle_files(spark).items() if name not in before}
     assert sum(left.values()) < 3_000
 
 
 def _jobs_described(spark: Any) -> list[str]:
-    """Return the descriptions of the jobs that Spark has kept, oldest first."""
+    """Return the descriptions of the jobs that Spark still lists, oldest first."""
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     listed = [jobs.apply(place) for place in range(jobs.size())]
@@ -109,7 +111,7 @@ def test_a_setting_that_was_unset_is_unset_again(spark: Any) -> None:
 
 
 def _shuffle_files(spark: Any) -> dict[str, int]:
-    """Return the size of each of the session's shuffle files by name."""
+    """Return the size of each of the session's shuffle files, by name."""
     folder = Path(spark.sparkContext.getConf().get("spark.local.dir"))
     assert any(folder.rglob("blockmgr-*"))
     sizes = {}
@@ -143,7 +145,7 @@ def test_a_log_is_read_by_the_tasks_that_pack_it(spark: Any, tmp_path: Path) -> 
     theirs = frame_of(spark, tmp_path / "store", address_of).toArrow()
     assert read.select(list(FIELDS)).to_pylist() == theirs.select(list(FIELDS)).to_pylist() and len(read) > 400
     assert read[HAS_KEY].to_pylist() == [key is not None for key in read["key"].to_pylist()]
-    # an expression, or a column of another name, is Spark's to make
+    # Spark computes an expression, or a column of another name
     assert entries_of(spark, tmp_path / "store", {"key": "topic"}, schema, address_of).read is None
 
 
@@ -166,7 +168,7 @@ def test_a_terminal_shows_a_bar_on_stderr_beside_a_document_too(as_json: bool, m
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit])
 def test_what_fails_behind_an_interrupt_is_the_interrupt(failure: type[BaseException]) -> None:
-    """Java's connection is broken by then: whatever is tidied up fails."""
+    """Java's connection is broken by then, so every clean-up fails."""
     with pytest.raises(failure), progress_of(Session(Output(as_json=False, quiet=True))):
         try:
             raise failure
@@ -185,7 +187,7 @@ def test_an_index_that_is_not_there_is_told_before_spark_starts(job: str, tmp_pa
 
 
 class _Session:
-    """Stands for `pyspark.sql.connect.session.SparkSession`, which has no context, and needs gRPC to be imported."""
+    """Replaces `pyspark.sql.connect.session.SparkSession`, which has no context, and whose import needs gRPC."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} of a session of Spark Connect was asked for")
@@ -195,7 +197,7 @@ _Session.__module__ = "pyspark.sql.connect.session"
 
 
 class _Vendors(_Session):
-    """Stands for a managed service's own class of session."""
+    """Replaces the session class of a managed service."""
 
 
 JOBS = {
@@ -219,7 +221,7 @@ def test_a_session_of_spark_connect_is_refused(job: str, session: Any, tmp_path:
 
 
 def test_the_command_line_refuses_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # as where SPARK_REMOTE is set
+    # as if SPARK_REMOTE were set
     monkeypatch.setattr(session_module, "open_session", lambda *_, **__: _Session())
     source = write_parquet(messages(10), tmp_path / "m.parquet")
     told = run_here("spark", "build", "--source", source, "--storage", f"file://{tmp_path}/index")

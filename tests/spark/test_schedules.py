@@ -1,4 +1,4 @@
-"""What cron and Airflow run each night: a second run of a day adds nothing, and a row of another day is refused."""
+"""The nightly runs of cron and Airflow: a second run of a day adds nothing, and refuses a row of another day."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def cron_script() -> str:
-    """Return the crontab's one command as cron hands it to the shell."""
+    """Return the crontab's one command as cron passes it to the shell."""
     [line] = re.findall(
         r"^[\d*]\S* \S+ \S+ \S+ \S+ +tiered-index +(.*)$", (_DEPLOY / "cron/tiered-index").read_text(), re.M
     )
-    assert not re.search(r"(?<!\\)%", line)  # cron ends a command there
+    assert not re.search(r"(?<!\\)%", line)  # cron ends a command at an unescaped %
     return str(line.replace("\\%", "%"))
 
 
 def airflow_script() -> str:
-    """Return the commands of the DAG in their order, as Airflow renders them, of a run of 2026-11-21."""
+    """Return the commands of the DAG in order, as Airflow renders them for a run of 2026-11-21."""
     tasks: list[Any] = []
     runs: list[dict[str, Any]] = []
 
     class Dag:
-        """Stands for `airflow.sdk.DAG`."""
+        """Replaces `airflow.sdk.DAG`."""
 
         def __init__(self, **options: Any) -> None:
             runs.append(options)
@@ -45,7 +45,7 @@ def airflow_script() -> str:
         def __exit__(self, *exc: object) -> None: ...
 
     class Bash:
-        """Stands for Airflow's `BashOperator`."""
+        """Replaces Airflow's `BashOperator`."""
 
         def __init__(self, task_id: str, bash_command: str) -> None:
             self.task_id, self.bash_command = task_id, bash_command
@@ -89,7 +89,7 @@ def test_a_second_run_of_a_day_adds_nothing(script: Any, spark: Any, tmp_path: P
         assert (built["entries"], built["removed_objects"] > 0) == (200, bool(removed)) and swept["status"] == "deleted"
         assert total(uri) == 200
         check(uri, of_day, keys=3)
-    # messages that came late are taken by the next run
+    # the next run adds late messages
     more = messages(10, days=1, seed=3, begin_ms=round(day.timestamp()) * 1000)
     write_parquet(more, folder / "2.parquet")
     answered(commands[0])
@@ -114,7 +114,7 @@ def test_the_page_shows_the_same_commands() -> None:
 
 
 def _commands(script: str, folder: Path) -> list[list[str]]:
-    """Return the arguments of each call of tiered-index by a shell's script."""
+    """Return the arguments of each call of tiered-index in a shell script."""
     (folder / "bin").mkdir()
     stand_in, calls = folder / "bin/tiered-index", folder / "calls"
     tell = "import json, sys; print(json.dumps(sys.argv[1:]))"

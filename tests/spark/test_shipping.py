@@ -1,6 +1,4 @@
-"""Executors whose Python has what the package depends on but not the package: the driver ships it. On a cluster of
-processes.
-"""
+"""Executors on a cluster of processes have the package's dependencies but not the package: the driver ships it."""
 
 from __future__ import annotations
 
@@ -34,11 +32,11 @@ SUBMIT = Path(__file__).parents[2] / "deploy/spark/submit.sh"
 
 
 def bare_python(folder: Path) -> Path:
-    """Return an interpreter that has all that this one has but the package."""
+    """Return an interpreter that lacks only the package."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True)
     dependencies = folder / "dependencies"
     dependencies.mkdir()
-    # those of a virtualenv that this one is made of, too
+    # also those of the virtualenv under this one
     places = dict.fromkeys(one for one in sys.path if Path(one).name in ("site-packages", "dist-packages"))
     for path in map(Path, places):
         for entry in path.iterdir():
@@ -89,7 +87,7 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
 
 @pytest.mark.slow
 def test_executors_get_all_of_it_from_an_archive(tmp_path):
-    """As `submit.sh` has Spark hand it out; the driver has its own."""
+    """Spark unpacks it as with `submit.sh`; the driver has its own copy."""
     bare_python(tmp_path / "bare")
     (site,) = tmp_path.glob("bare/lib/python3*/site-packages")
     zipfile.ZipFile(pack_package(tmp_path / "package.zip")).extractall(site)
@@ -118,7 +116,7 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
 
 
 def imported_from(package, tmp_path):
-    """Return where a process imports a package from, whether it has the compiled core, and its warnings."""
+    """Return the place from which a process imports a package, whether it has the compiled core, and its warnings."""
     script = (
         f"import sys; sys.path[:0] = [{str(package)!r}]; "
         f"from tiered_index.spark.build import shards; import tiered_index as t; print(t.__file__); "
@@ -168,7 +166,7 @@ def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, given):
 
 
 def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypatch):
-    """Nor stands in the descriptions of jobs, which Spark's pages show."""
+    """No secret is in the descriptions of jobs, which Spark's pages show, either."""
     secret = "a-secret-of-the-driver-alone"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("AWS_SESSION_TOKEN", secret)
@@ -191,7 +189,7 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
     before = store.jobsList(None).size()
     build(spark, write_parquet(messages(100), tmp_path / "m.parquet"), storage=uri, config=config)
     merge(spark, storage=uri, window="30d")
-    # the address is in what tasks of both are given
+    # the tasks of both jobs receive the address
     assert sum(s3.endpoint_url.encode() in one for one in handed) >= 2
     assert not any(secret.encode() in one for one in handed)
     jobs = [jobs.apply(number) for jobs in [store.jobsList(None)] for number in range(jobs.size())]

@@ -1,5 +1,5 @@
-"""From a commit log to an index that is looked up in meanwhile: the query fails, is killed and begun again; nothing is
-lost or doubled.
+"""A query from a commit log to an index, with lookups meanwhile. It fails, is killed and starts again; no entry is lost
+or doubled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE_S = 300.0
 
 
 class Broker:
-    """Fills a store, and knows what an index of it must answer."""
+    """Fills a store; knows the right answers of its index."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class Broker:
 
 @pytest.mark.long
 def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_path: Path) -> None:
-    """Its last batch is planned anew, with what the log has gained: the same number, more rows."""
+    """Spark plans its last batch again, with the messages that the log has gained: the same number, more rows."""
     register(spark)
     broker, uri, checkpoint = Broker(tmp_path / "store"), f"file://{tmp_path}/index", tmp_path / "checkpoint"
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_pat
     before = states(uri)
     restore()
     run()
-    # nothing was gained: the batch is the same, and done
+    # the log gained nothing: the batch is the same, and is done
     assert (checkpoint / "commits" / "0").exists() and states(uri) == before
     restore()
     broker.fill(50)
@@ -105,12 +105,12 @@ def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None
                 seen = max(seen, _found(uri, seen))
                 time.sleep(0.05)
             broker.fill(50)
-            if round_number == 1:  # killed with a batch in the making, most probably
+            if round_number == 1:  # the kill most probably comes during a batch
                 objects = len(states(uri).objects)
                 while len(states(uri).objects) == objects and time.monotonic() < end:
                     time.sleep(0.01)
         assert process.returncode == -signal.SIGKILL
-    assert mark.exists()  # a task failed, and was repeated
+    assert mark.exists()  # a task failed, and ran again
     with _program(tmp_path, "UP-TO-NOW") as process:
         assert process.wait(_PATIENCE_S) == 0
     broker.check(uri)
@@ -120,7 +120,7 @@ def test_a_query_that_is_killed_while_it_is_looked_up_in(tmp_path: Path) -> None
 
 
 def _found(uri: str, before: int) -> int:
-    """Return how many entries a reader finds; each is there once, and there are not fewer than before."""
+    """Return the number of entries that a reader finds. Each is there once, and there are no fewer than before."""
     try:
         with IndexReader.open(uri) as reader:
             answer = reader.query("orders", "all", max_count=100_000)
@@ -134,7 +134,7 @@ def _found(uri: str, before: int) -> int:
 
 @contextlib.contextmanager
 def _program(folder: Path, how: str, *mark: str) -> Any:
-    """Run the program in a group of processes that is killed in the end."""
+    """Run the program in a process group, which is killed at the end."""
     command, environment = program_of("streaming_program", "local[2,2]", folder, how, *mark)
     quiet: Any = {"start_new_session": True, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, cwd=TOP, env=environment, **quiet) as process:

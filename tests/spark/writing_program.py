@@ -1,14 +1,12 @@
-"""Writes to an index while Spark speculates; run as a program by test_local_cluster.py. It prints one JSON line.
+"""Writes to an index while Spark speculates, and prints one JSON line. test_local_cluster.py runs this program.
 
-    writing_program.py MASTER FOLDER ENTRIES speculated 4        writes a DataFrame to FOLDER/index
-    writing_program.py MASTER FOLDER ENTRIES denied FAILURES     appends a DataFrame twice
-    writing_program.py MASTER FOLDER ENTRIES streamed FAILURES   streams files
-
-`speculated`: The first attempt of one task waits at its end until another attempt got as far, so that both have
-everything uploaded or about to be.
-`denied`: One of two attempts of a task of the second append is denied its commit.
-`streamed`: One checkpoint for all. Micro-batch 0 is one task, which has no twin; in micro-batch 1 an attempt is denied.
-Then a session that doesn't speculate goes on with one file more.
+- `writing_program.py MASTER FOLDER ENTRIES speculated 4` writes a DataFrame to FOLDER/index. The first attempt of one
+  task waits at its end until another attempt has come as far. So both have uploaded everything, or are about to.
+- `writing_program.py MASTER FOLDER ENTRIES denied FAILURES` appends a DataFrame twice. Spark denies the commit of one
+  of two attempts of a task of the second append.
+- `writing_program.py MASTER FOLDER ENTRIES streamed FAILURES` streams files, with one checkpoint. Micro-batch 0 is one
+  task, which has no second attempt. In micro-batch 1 Spark denies an attempt. Then a session without speculation
+  continues with one more file.
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ def _denied(master: str, folder: Path, count: int, max_failures: str) -> dict[st
 
 
 def _query(spark: SparkSession, folder: Path, sink: str = "tiered_index", tasks: int = 4) -> str:
-    """Run the query until it has what is there; return how it failed, or nothing."""
+    """Run the query until it has read all files; return its error, or nothing."""
     schema = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
     source = spark.readStream.schema(schema).parquet(f"{folder}/in").repartition(tasks)
     writer = source.writeStream.format(sink).options(**_OPTIONS, checkpointLocation=f"{folder}/checkpoint")
@@ -110,7 +108,7 @@ def _query(spark: SparkSession, folder: Path, sink: str = "tiered_index", tasks:
 
 
 def _stored(uri: str, *tables: pa.Table) -> dict[str, Any]:
-    """Assert that the index has just these entries, sweep what is nobody's, and return figures of what is there."""
+    """Assert that the index has exactly these entries, sweep the orphans, and return figures of the index."""
     state = states(uri)
     line: dict[str, Any] = {"record": state.number, "batches": list(state.positions.values())}
     line |= {"total": total(uri), "tables": len(state.tables)}
