@@ -1,6 +1,4 @@
-"""Messages asked for by their keys, and a store of one segment in which one of them lies: what tests of answers are
-made of.
-"""
+"""Messages to look up by their keys, and a store whose one segment has one of them, for tests of answers."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ BEGIN_OF_LAST = 81_920
 
 
 def settled(index, store):
-    """Index the store, send every entry to the storage, archive what is closed; return all messages."""
+    """Index the store, upload every entry, archive its closed segments; return all messages."""
     messages = index_log(index, store)
     index.seal()
     index.run_lifecycle()
@@ -37,9 +35,7 @@ def same(fetched, wanted: Message):
 
 
 def one_message(tmp_path, index, **fields):
-    """A store of one finished segment with three messages, archived; returns the store and the message in the
-    middle.
-    """
+    """Return an archived store of one closed segment with three messages, and the middle message."""
     messages = log(3, **fields)
     for one in messages:
         put(index, one)

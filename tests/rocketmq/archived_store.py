@@ -1,4 +1,4 @@
-"""An index of the golden store, and a store of our own making, beside a storage that counts requests."""
+"""An index of the golden store, and a small store that tests write, beside a storage that counts requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tiered_index.storage.base import Storage
 
 
 def open_index(root: Path, storage: Storage, **settings: Any) -> IndexService:
-    """Open an index of small files that does nothing by itself."""
+    """Open an index of small files, which has no background threads."""
     chosen = {"slots": 97, "items": 5_000, "background": False, "offset_space": "commitlog", **settings}
     return IndexService.open(root=root, storage_backend=storage, disk=FaultDisk(), **chosen)
 
 
 def index_log(index: IndexService, store: Path) -> list[Message]:
-    """Index every visible message of a store, one by one, and return all messages that a scan finds."""
+    """Index every visible message of a store, one by one; return all messages that a scan finds."""
     messages = list(CommitLogReader(store / "commitlog").messages())
     for message in messages:
         if message.is_visible and message.index_keys:
@@ -40,13 +40,13 @@ def put(index: IndexService, message: Message, keys: Iterable[str] | None = None
 
 
 def scan(messages: Iterable[Message], topic: str, key: str) -> list[Message]:
-    """Return the visible messages of a topic that carry a key, in answer order."""
+    """Return the visible messages of a topic with a key, in answer order."""
     found = [m for m in messages if m.is_visible and m.topic == topic and key in m.index_keys]
     return sorted(found, key=lambda m: (-(m.store_ms // 1000), -m.physical_offset, m.queue_id))
 
 
 def lookups(messages: Iterable[Message]) -> list[tuple[str, str]]:
-    """Return every (topic, key) there is."""
+    """Return every (topic, key) of the messages."""
     return sorted({(m.topic, key) for m in messages if m.is_visible for key in m.index_keys})
 
 
@@ -69,7 +69,7 @@ def log_of(storage: Storage) -> StorageLog:
 
 
 def verified(storage: Storage) -> Report:
-    """Return what `verify --deep` tells of a storage."""
+    """Return the report of `verify --deep` on a storage."""
     report = Report()
     check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
     return report

@@ -1,5 +1,5 @@
-"""A followed store, and the golden store with an index and a storage that counts and fails: what tests of this package
-begin with.
+"""Fixtures of this package's tests: a followed store, and the golden store with an index and a storage that counts and
+fails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A store that a broker writes and an index that follows it: what tests of the dispatcher are made of, and the scan
-that judges it.
+"""A store that a broker writes, the index that follows it, and the scan that gives the right answers, for tests of the
+dispatcher.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS = 17
 
 
 def scan(store: Path) -> ReferenceModel:
-    """Return what an index of a store must answer, by reading every message of its commit log."""
+    """Return the right answers of a store's index: read every message of its commit log."""
     model = ReferenceModel()
     for message in CommitLogReader(store / "commitlog").messages(skip_corrupt=True, skip_missing=True):
         put_message(model, message)
@@ -50,7 +50,7 @@ def names(model: ReferenceModel) -> set[tuple[str, str]]:
 
 
 def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
-    """Return a model for each (topic, key): one of all of them looks at every entry for every lookup."""
+    """Return a model for each (topic, key), since a model of all entries reads them all for each lookup."""
     parts: dict[tuple[str, str], ReferenceModel] = {}
     for entry in model.entries:
         parts.setdefault((entry.topic, entry.key), ReferenceModel()).entries.append(entry)
@@ -58,8 +58,8 @@ def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
 
 
 def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tuple[str, str]] | None = None) -> int:
-    """Compare the answer for every key of the model, and for `more` of them, with the model's; return how many answers
-    there were.
+    """Compare the answers for every key of the model, and of `more`, with the model's; return the number of entries in
+    them.
     """
     asked = sorted(names(model) | (more or set()) | {("nobody", "k"), ("orders", "absent")})
     answers = index.query_many([Lookup(topic=topic, key=key, max_count=100_000) for topic, key in asked])
@@ -83,7 +83,9 @@ def missing(followed: Followed) -> set[tuple[str, str]]:
 
 
 def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
-    """Let the commit log end at an offset, as a host that crashed leaves it: zeros behind, no later segment."""
+    """Truncate the commit log at an offset, as after a crash of the host: zeros follow, and there is no later
+    segment.
+    """
     folder = store / "commitlog"
     for path in folder.iterdir():
         start = int(path.name)
@@ -96,7 +98,7 @@ def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """The sum of the batches of one round."""
+    """The totals of one round's batches."""
 
     begin: int
     end: int
@@ -112,7 +114,7 @@ class Round:
 
 
 class SteppedDispatcher(Dispatcher):
-    """A dispatcher whose rounds a test makes one by one."""
+    """A dispatcher whose rounds a test runs one by one."""
 
     def __init__(
         self, index: IndexService, *more: Any, put: Callable[[Any, str, int], int] | None = None, **options: Any
@@ -121,7 +123,9 @@ class SteppedDispatcher(Dispatcher):
         self._put = put or index.put_batch
 
     def run_once(self) -> Round:
-        """Put one round. An error is raised if nothing was put before it: else the next round meets it again."""
+        """Put one round. Raise an error only if the round put nothing before it; otherwise the next round finds the
+        error again.
+        """
         begin, batches, entries = self.position or 0, [], 0
         with contextlib.closing(self.batches()) as some:
             try:
@@ -147,8 +151,8 @@ class SteppedDispatcher(Dispatcher):
 
 
 class Followed:
-    """One store, its writer, an index in memory storage and a dispatcher; the folder can be opened again after either
-    died.
+    """One store, its writer, an index in memory storage and a dispatcher. If the broker or the follower dies, a test
+    can open the folder again.
     """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -167,8 +171,9 @@ class Followed:
         return StoreWriter(self.path, segment_bytes=SEGMENT, queue_entries=50, cut=cut)
 
     def come_again(self, cut: int = 1 << 40) -> None:
-        """Let the broker start. It cuts its log at its first message that is not whole, at `cut` at the latest. As
-        brokers do, it zeroes nothing.
+        """Start the broker again. It truncates its log at the first incomplete message, or at `cut` if that is earlier.
+
+        As a real broker does, it leaves the old bytes, and writes no zeros.
         """
         self.writer = self.open_writer(cut)
         self.number = max(self.number, 1_000)
@@ -179,7 +184,7 @@ class Followed:
             handle.write(data)
 
     def write(self, count: int, *, flush: bool = True, **fields: Any) -> list[int]:
-        """Put messages of two topics: a key of 17, one of their own and a unique one; return their offsets."""
+        """Put messages of two topics; return their offsets. Each has one of 17 keys, its own key and a unique key."""
         offsets = []
         for number in range(self.number, self.number + count):
             given = {
@@ -209,11 +214,11 @@ class Followed:
         )
 
     def dispatcher(self, **options: Any) -> SteppedDispatcher:
-        options.setdefault("now_s", lambda: 0.0)  # rounds that no slow machine cuts short
+        options.setdefault("now_s", lambda: 0.0)  # no round ends early on a slow machine
         return SteppedDispatcher(self.index, StoreDirectory.open(self.path, options.pop("store_name", None)), **options)
 
     def crash_index(self) -> None:
-        """Let the follower die without a flush, and come again."""
+        """Kill the follower without a flush, and start it again."""
         self.index.abandon()
         self.index = self.open_index()
 
@@ -222,10 +227,10 @@ class Followed:
 
 
 def rounds(dispatcher: SteppedDispatcher) -> Iterator[Round]:
-    """Yield rounds up to the one that caught up, a bounded number of them."""
+    """Yield a bounded number of rounds, up to the one that caught up."""
     for _ in range(1_000):
         done = dispatcher.run_once()
         yield done
         if done.caught_up:
             return
-    raise AssertionError("never caught up")
+    raise AssertionError("no round caught up")

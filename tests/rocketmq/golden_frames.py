@@ -14,7 +14,7 @@ DATA = Path(__file__).parents[1] / "golden" / "data" / "remoting" / "frames.json
 
 @cache
 def frames() -> dict[str, dict[str, Any]]:
-    """Return the frames by file; `frame` is its bytes, the length among them."""
+    """Return the frames by file; `frame` is the bytes, including the length."""
     lines = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
     return {one["file"]: one | {"frame": base64.b64decode(one["frame"])} for one in lines}
 

@@ -1,5 +1,5 @@
-"""RocketMQ's golden store for tests: unpacked on disk, its messages as RocketMQ's own decoder saw them, and a store
-made of them again.
+"""RocketMQ's golden store for tests: unpacked on disk, its messages as RocketMQ's own decoder read them, and a copy
+that `StoreWriter` writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def names(folder: str = "") -> list[str]:
 
 
 def unpack(folder: Path) -> Path:
-    """Write the store into a folder and return it."""
+    """Write the store into a folder; return the folder."""
     for name in names():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ def hidden(message: dict[str, Any]) -> bool:
 
 
 def keys(message: dict[str, Any]) -> list[str]:
-    """Return the index keys out of RocketMQ's dispatch request: unique key, KEYS, no empty one, each once."""
+    """Return the index keys of RocketMQ's dispatch request: unique key and KEYS, without empty ones, each once."""
     found = [message["dispatch"]["uniqKey"], *(message["dispatch"]["keys"] or "").split(" ")]
     return list(dict.fromkeys(key for key in found if key))
 
 
 def rows() -> Iterator[tuple[str, int, str, int, int, int]]:
-    """Yield what the index must hold: topic, queue id, key, offset, size, store timestamp."""
+    """Yield the entries that the index must have: topic, queue id, key, offset, size, store timestamp."""
     for message in expected():
         place = message["offset"], message["totalSize"], message["storeTimestamp"]
         for key in [] if hidden(message) else keys(message):
@@ -84,7 +84,7 @@ def rows() -> Iterator[tuple[str, int, str, int, int, int]]:
 
 
 def write_again(root: Path) -> StoreWriter:
-    """Put all golden messages into a new store and return its writer, neither flushed nor closed."""
+    """Put all golden messages into a new store; return its writer, which is neither flushed nor closed."""
     index_names = iter(Path(name).name for name in names("index"))
     files = {"segment_bytes": SEGMENT_BYTES, "queue_entries": QUEUE_ENTRIES, "index": GEOMETRY}
     writer = StoreWriter(root, **files, index_name=lambda: next(index_names))  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""A larger golden store: messages by a rule that RocketMQ's code was given, and what its files hash to.
+"""A larger golden store: the rule by which its messages were made, and the hashes of its files.
 
-RocketMQ's `DefaultMessageStore` (8fc57f14) put these messages into a store; `data/store/large/java.json.gz` keeps what
-only it knew, the times at which it stored them and made its index files, and the SHA-256 of what it wrote.
+RocketMQ's `DefaultMessageStore` (8fc57f14) put these messages into a store. `data/store/large/java.json.gz` has the
+times at which it stored them and made its index files, and the SHA-256 of its files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def java() -> dict[str, Any]:
 
 
 def messages() -> Iterator[dict[str, Any]]:
-    """Yield what `StoreWriter.put` takes of each message, but for the time at which it is stored."""
+    """Yield the arguments of `StoreWriter.put` for each message, except the time at which it is stored."""
     for n in range(MESSAGES):
         chance = hashlib.sha256(f"message {n}".encode()).digest()
         number = int.from_bytes(chance[:6], "big")
@@ -65,7 +65,7 @@ def messages() -> Iterator[dict[str, Any]]:
 
 
 def write(root: Path) -> StoreWriter:
-    """Put the messages into a new store as RocketMQ did, and return its writer, neither flushed nor closed."""
+    """Put the messages into a new store as RocketMQ did; return its writer, which is neither flushed nor closed."""
     names = iter(java()["index_files"])
     writer = StoreWriter(
         root, segment_bytes=1 << 17, queue_entries=3, index=GEOMETRY, index_name=lambda: str(next(names))
@@ -78,7 +78,9 @@ def write(root: Path) -> StoreWriter:
 
 
 def digests(store: Path) -> dict[str, list[Any]]:
-    """Return how many files lie in each part of a store, queues by topic, and the SHA-256 of their names and bytes."""
+    """Return the number of files in each part of a store (queues by topic), and the SHA-256 of their names and
+    bytes.
+    """
     found: dict[str, list[Any]] = {}
     parts = {name: store / name for name in ("commitlog", "index")}
     parts |= {f"consumequeue/{path.name}": path for path in (store / "consumequeue").iterdir()}

@@ -1,4 +1,4 @@
-"""Messages and logs for tests: any field at choice, the rest ordinary."""
+"""Messages and logs for tests: a test chooses any field, and the others have usual values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def keyed(offset: int, number: int, **fields) -> Message:
 
 
 def log(count: int, start: int = 0, first: int = 0, **fields) -> list[Message]:
-    """Return messages that follow each other from an offset on."""
+    """Return messages that follow each other from an offset."""
     made: list[Message] = []
     for number in range(first, first + count):
         made.append(keyed(start, number, **fields))
@@ -72,9 +72,7 @@ def blank(left: int) -> bytes:
 
 
 def write_log(folder: Path, segment_bytes: int, segments: dict[int, bytes]) -> Path:
-    """Write segments (start -> content), each made as long as a segment by zeros, into a commit log folder and return
-    it.
-    """
+    """Write segments (start -> content) into a commit log folder, each filled up with zeros; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for start, content in segments.items():
         (folder / segment_name(start)).write_bytes(content.ljust(segment_bytes, b"\0"))
@@ -82,6 +80,6 @@ def write_log(folder: Path, segment_bytes: int, segments: dict[int, bytes]) -> P
 
 
 def full(messages: list[Message], segment_bytes: int) -> bytes:
-    """Return a whole segment: the messages and the blank behind them."""
+    """Return a whole segment: the messages, and a blank after them."""
     content = joined(messages)
     return content + blank(segment_bytes - len(content))

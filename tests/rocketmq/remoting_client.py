@@ -1,4 +1,4 @@
-"""A client of RocketMQ's remoting protocol, and a running server of it: what tests of the server speak through."""
+"""A client of RocketMQ's remoting protocol, and a running server of it, for tests of the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREVER = {"beginTimestamp": "0", "endTimestamp": "9223372036854775807"}
 
 
 class Client:
-    """One connection. `ask` waits for the response; `send` and `receive` don't care for each other."""
+    """One connection. `ask` waits for the response; `send` and `receive` don't wait for each other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -64,7 +64,7 @@ class Client:
         return response
 
     async def ended(self) -> bool:
-        """Wait for the server to end the connection; return whether it does so without another byte."""
+        """Wait until the server ends the connection; return whether it ends it without another byte."""
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(30):
                 return await self.reader.read(1) == b""
@@ -80,7 +80,7 @@ def by_unique_key(topic: str, key: str, **more: str) -> dict[str, str]:
 
 
 def records(body: bytes) -> list[Message]:
-    """Return the messages of an answer, as the client's decoder walks them."""
+    """Return the messages of a response, by the method of the client's decoder."""
     found = []
     at = 0
     while at < len(body):
@@ -90,7 +90,7 @@ def records(body: bytes) -> list[Message]:
 
 
 def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a coroutine function as the test that it is."""
+    """Run a coroutine function as a test."""
 
     @functools.wraps(test)
     def body(*given: Any, **named: Any) -> None:
@@ -123,7 +123,7 @@ def ends(broker: ReadOnlyBroker, topic: str, queue_id: int) -> tuple[int, ...]:
 def pulled(
     broker: ReadOnlyBroker, topic: str, queue_id: int, begin: int, end: int, most: int = 32
 ) -> tuple[list[Message], list[int]]:
-    """Return the messages of a queue, page by page, and the offsets at which pages were empty."""
+    """Return the messages of a queue, page by page, and the offsets of empty pages."""
     found: list[Message] = []
     empty, at = [], begin
     while at < end:

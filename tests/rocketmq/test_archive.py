@@ -1,4 +1,4 @@
-"""Archiving a store: what is closed goes up once, and nothing that the broker does meanwhile makes a wrong copy."""
+"""Archiving a store: each closed segment is uploaded once. Whatever the broker does meanwhile, no copy is wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEGMENT = 1_000
 
 
 def three_segments(folder: Path) -> Path:
-    """Two finished segments and the one that is being written."""
+    """Two closed segments, and the one that the broker is writing."""
     segments = {}
     for start in (0, SEGMENT, 2 * SEGMENT):
         messages = log(3, start, first=start)
@@ -36,7 +36,7 @@ def starts(index: IndexService) -> list[int]:
 
 
 def around_reads(index: IndexService, act: Callable[[int, Callable[[], bytes]], bytes]) -> Callable[..., object]:
-    """Let `act` make each read of a segment, whose start it is given; return how the index archived before."""
+    """Have `act` make each read of a segment, from the segment's start; return the index's former `archive`."""
     archive = index.archive
 
     def archiving(store, start, size_bytes, give, *times):
@@ -58,7 +58,7 @@ def test_the_golden_store_byte_for_byte(tmp_path, index, storage):
     kept = {segment.start: storage.get(segment.name)[: segment.size_bytes] for segment in index.archived("broker a")}
     assert kept == {start: data for start, data in golden_store.segments().items() if start < 81_920}
     names = stored(storage)
-    # a fresh one compares and takes nothing
+    # another archiver compares the segments, and uploads nothing
     assert SegmentArchiver(index, "broker a", store / "commitlog").run_once() == 0
     assert stored(storage) == names
 
@@ -113,7 +113,7 @@ def test_segments_that_are_passed_over_are_losses_until_they_change(tmp_path, in
     (folder / segment_name(0)).write_bytes(whole)
     assert archiver.run_once() == 1
     assert starts(index) == [0, SEGMENT]
-    (folder / segment_name(SEGMENT)).write_bytes(whole)  # written anew since it was archived
+    (folder / segment_name(SEGMENT)).write_bytes(whole)  # rewritten after it was archived
     assert archiver.run_once() == 0
     assert [(loss.begin, "it was rewritten" in loss.problem) for loss in archiver.losses[2:]] == [(SEGMENT, True)]
     calls = storage.calls("get"), storage.calls("list")
@@ -231,11 +231,11 @@ def test_only_changed_files_are_read_again(tmp_path, index, storage):
     archiver.run_once()
     lists = storage.calls("list")
     for path in folder.iterdir():
-        path.chmod(0)  # changes what the file says of itself, but it can't be told from a rewrite
+        path.chmod(0)  # changes the file's status, which also changes with a rewrite
     for path in folder.iterdir():
         path.chmod(0o644)
     assert archiver.run_once() == 0
-    # each is compared with what the log says at its end
+    # the archiver compares each file with the end of the log
     assert storage.calls("list") == lists + 2
     assert archiver.run_once() == 0
     assert storage.calls("list") == lists + 2
@@ -257,12 +257,12 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
         def stopping(start, read):
             data = read()
             if start == size:
-                assert archiver.archived == 1  # told while the round is under way
+                assert archiver.archived == 1  # counted while the round runs
                 archiver.stop()
             return data
 
         archive = around_reads(index, stopping)
-        whole = 2 if part_bytes > size else 1  # the part that had been read goes up
+        whole = 2 if part_bytes > size else 1  # the archiver uploads the part that it has read
         assert archiver.run_once() == archiver.archived == whole
         assert starts(index) == [number * size for number in range(whole)]
         assert len(stored(storage)) == whole
@@ -270,5 +270,5 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
         assert archiver.run_once() == 0
         index.archive = archive  # type: ignore[method-assign]
         assert SegmentArchiver(index, "s", folder).run_once() == 3 - whole
-        # of each of the three segments
+        # two parts of each of the three segments
         assert storage.calls("upload_part") == (0 if part_bytes > size else 2 * 3)

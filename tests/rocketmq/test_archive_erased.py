@@ -1,5 +1,5 @@
-"""Messages erased out of archived segments: nothing of them is left, all others are as they were, and nobody brings
-them back.
+"""Messages erased from archived segments: none of their bytes are left, all other messages are unchanged, and no
+process restores the erased ones.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, 
     stored = b"".join(map(storage.get, names(storage)))
     assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
     assert not verified(storage).findings
-    # the follower, which has the source's own file, knows it again
+    # the follower has the source's own file, and accepts the rewritten segment as its copy
     index._lifecycle.refresh()
     rewritten = names(storage)
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
@@ -161,7 +161,9 @@ def test_reading_one_says_that_it_was_erased(life):
 
 
 def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
-    """By one that has read the log before, without a grace: one message, and many at once."""
+    """The reader read the log before the erasure, which had no grace period. It looks up one message, and many at
+    once.
+    """
     storage, _, messages = life
     neighbours = [m for m in messages if "k-3" not in m.index_keys and m.topic == "orders"]
     with IndexReader.open(storage.uri) as one, IndexReader.open(storage.uri) as many:
@@ -178,10 +180,10 @@ def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
 
 @pytest.mark.parametrize("operation", ["put", "get_suffix"])
 def test_an_interrupted_rewriting_takes_back_what_it_sent(life, operation):
-    """Ctrl-C while a segment is sent, and while it is read back."""
+    """Ctrl-C comes while a segment is sent, and while it is read back."""
     storage, _, _ = life
     faulty, before = FaultStorage(storage), names(storage)
-    # of the segment itself the table is read once to find, once to copy it
+    # the erasure reads the segment's table twice: to find messages, and to copy them
     nth = 1 if operation == "put" else 3
     faulty.fail(operation, error=KeyboardInterrupt, name_prefix="segments/", nth=nth, when="after")
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +193,7 @@ def test_an_interrupted_rewriting_takes_back_what_it_sent(life, operation):
 
 
 def test_tombstones_and_overwritten_messages_are_of_one_moment(life):
-    """Though the clock goes on while it works."""
+    """The clock advances during the erasure."""
 
     class Running(ManualClock):
         def now_ms(self):
@@ -262,7 +264,7 @@ def test_a_storage_that_fails_at_any_call_leaves_each_message_as_it_was_or_erase
             assert all(after[at] == before[at] or (at in gone and after[at].is_erased) for at in before)
             assert not done or all(after[at].is_erased for at in gone & after.keys())
             if not done:
-                # an upload that no record names goes after a day
+                # a later erasure deletes an upload that no record names
                 assert erase_by_key(storage).remaining == ()
     assert nth > 3
 
@@ -283,7 +285,7 @@ def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(l
     first = Overtaken(local)
     done = erase_by_key(first)
     assert (done.status, done.remaining, done.segment_problems) == ("erased", (), ())
-    # each counts what its own records put in place, and messages once
+    # each counts the segments of its own records, and each message once
     log = log_of(local)
     placed = [number for number in range(1, log.state.number + 1) if log.record(number).kind == "erase"]
     assert sum(bool(log.record(number).archive) for number in placed) == sum(
@@ -347,7 +349,7 @@ def damage(storage):
 
 
 def repair(storage, store=None, standby=None, *, yes=True):
-    """Return what is done about damaged segments, and the report with its notes."""
+    """Return the repairs of damaged segments, and the report with its notes."""
     report = verified(storage)
     source = StoreDirectory.open(store, "a-store") if store is not None else None
     return SegmentRepairs(storage, log_of(storage), standby, source).run(report, yes=yes), report
@@ -358,7 +360,7 @@ def repair(storage, store=None, standby=None, *, yes=True):
     [(None, "store"), (None, "copy"), ("key", "store"), ("key", "copy"), ("queue", "store"), ("topic", "store")],
 )
 def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, asked, origin):
-    """Of the source's file, and of an index that was copied before the erasure."""
+    """The segments come from the source's file, or from a copy of the index made before the erasure."""
     storage, index, _ = life
     copy_index(storage.uri, f"file://{tmp_path}/standby")
     if asked is not None:
@@ -371,14 +373,14 @@ def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, as
     repairs, _ = repair(storage, **place)
     assert [one.action for one in repairs] == ["restore", "restore"]
     assert read_all(storage) == before and not repair(storage)[1].findings
-    # the follower knows the source's file again
+    # the follower accepts the segment as a copy of the source's file
     index._lifecycle.refresh()
     assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
 
 
 @pytest.mark.parametrize("first", ["k-3", "k-4"])
 def test_what_was_erased_in_answers_alone_is_as_it_was(store, life, first):
-    """One key is erased out of the bytes, another one is hidden, before or after."""
+    """One key is erased from the bytes. Another key is hidden, before or after."""
     storage, _, _ = life
     for key in sorted(["k-3", "k-4"], key=lambda key: key != first):
         erase(storage.uri, "orders", keys=key, yes=True, now=key == "k-3", grace_s=0)
@@ -388,7 +390,7 @@ def test_what_was_erased_in_answers_alone_is_as_it_was(store, life, first):
     if first == "k-3":
         assert len(repairs) == 2 and read_all(storage) == before
     else:
-        # of the segment that is gone altogether nothing tells which of the two keys was erased out of its bytes
+        # the deleted segment: nothing shows which of the two keys was erased from its bytes
         assert len(repairs) == 1 and sum("is not restored from" in note for note in report.notes) == 1
         after = read_present(storage)
         assert after.items() <= before.items() and len(after) > 100
@@ -400,7 +402,7 @@ def read_present(storage):
 
 
 def test_a_copied_index_whose_log_does_not_tell_what_was_erased_proves_it(store, life, tmp_path):
-    """Its log begins with segments that were erased in another one."""
+    """Its log begins with segments from which another index had erased messages."""
     storage, _, _ = life
     erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     copy_index(storage.uri, f"file://{tmp_path}/standby")
@@ -438,7 +440,9 @@ def colliding(tmp_path, preset):
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 @pytest.mark.parametrize("harm", ["damaged", "lost"])
 def test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole(tmp_path, preset, harm):
-    """The log knows an erased key by its hash: what the source has of the other key stays, or the segment is left."""
+    """The log knows an erased key by its hash. The repair keeps the source's messages of the other key, or leaves the
+    segment.
+    """
     storage, folder = colliding(tmp_path, preset)
     erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
     before = read_all(storage)
@@ -457,7 +461,7 @@ def test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole(tmp_path, p
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_entries_of_keys_that_collide_are_counted_and_their_messages_stay(tmp_path, preset):
-    """``Aa`` and ``BB`` have one hash, and fingerprints of their own."""
+    """``Aa`` and ``BB`` have one hash, but different fingerprints."""
     storage, _ = colliding(tmp_path, preset)
     archived = read_all(storage)
     of = {key: sum(key in m.index_keys for m in archived.values()) for key in ("Aa", "BB")}

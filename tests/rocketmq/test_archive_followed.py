@@ -1,5 +1,5 @@
-"""Archiving beside a follower: only what it has taken, and a segment that the broker has written anew replaces its
-copy.
+"""Archiving beside a follower: the archiver uploads only segments that the follower has put. A rewritten segment
+replaces its copy.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restar
     assert archived(followed) == local(followed, *range(last))
     come_again(followed)
     followed.write(130)
-    with pytest.raises(CorruptFile, match="it was rewritten"):  # until the follower has found it out
+    with pytest.raises(CorruptFile, match="it was rewritten"):  # until the follower has noticed
         archiver.run_once()
     assert [loss.kind for loss in dispatcher.run_once().losses] == ["rewritten"]
     assert dispatcher.settled_before <= offsets[10]
@@ -93,7 +93,7 @@ def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restar
     assert archiver.run_once() == last
     assert archived(followed) == local(followed, *range(last))
     assert archiver.run_once() == 0
-    # what differs from a copy of the log as it is now is damage, as ever
+    # a difference from a copy of the present log is damage, as before
     followed.clock.advance(60_000)
     followed.overwrite(3_000, JUNK)
     whole = archived(followed)

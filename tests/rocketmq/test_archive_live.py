@@ -61,7 +61,7 @@ def test_whichever_call_fails_the_next_run_makes_it_whole(tmp_path, when, error)
         named = [info.name for info in storage.list("segments/")]
         if error is KeyboardInterrupt:
             assert named == sorted(stored)
-        else:  # what one failing clean-up left goes with the next start
+        else:  # the next start deletes the leftovers of a failed clean-up
             assert set(named) >= set(stored)
         for segment in stored.values():
             assert storage.get(segment.name)[:size] == contents[segment.start].ljust(size, b"\0")
@@ -74,8 +74,8 @@ def test_whichever_call_fails_the_next_run_makes_it_whole(tmp_path, when, error)
 
 
 def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Path) -> None:
-    """A broker deletes what is archived while readers, one of them behind the log, ask for everything again and
-    again.
+    """A broker deletes archived segments. Meanwhile readers look up all messages again and again, and one of them is
+    behind the log.
     """
     store = golden_store.unpack(tmp_path / "store")
     storage = MemoryStorage()

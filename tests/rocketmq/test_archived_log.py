@@ -1,5 +1,6 @@
-"""Archived segments read as a log: the same entries as from the broker's files, by checked pieces, in bounded memory,
-damage named.
+"""Archived segments read as a log have the same entries as the broker's files.
+
+Reads check each piece, need bounded memory, and name damage.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
-# large ones, so that a chunk can be smaller than a piece
+# large segments, so that a chunk can be smaller than a piece
 PIECE_BYTES = 1 << 20
 SEGMENT = 5 * PIECE_BYTES - 77
 BEGIN_MS = 1_700_000_000_000
@@ -37,7 +38,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def archived(store, tmp_path, monkeypatch):
-    """The archive of the closed segments, in a storage that remembers ranges."""
+    """The archive of the closed segments, in a storage that records ranges."""
     monkeypatch.setattr(layout, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(layout.segment_object_bytes, "__defaults__", (PIECE_BYTES,))
     storage = Recorder(MemoryStorage())
@@ -67,7 +68,7 @@ def test_the_same_entries_as_from_the_files_each_piece_fetched_once(store, archi
     for chunk in (1 << 24, PIECE_BYTES // 3):
         storage.reset()
         assert rows(ArchivedLog(archive, segment, chunk_bytes=chunk), segment.start, segment.end) == expected
-        assert storage.asked_bytes == segment.size_bytes  # every byte once
+        assert storage.asked_bytes == segment.size_bytes  # reads each byte once
         assert max(read.length for read in storage.reads) <= max(PIECE_BYTES, min(chunk, segment.size_bytes))
     assert len(storage.reads) == 5
 

@@ -1,4 +1,6 @@
-"""Queues answered from archived segments: as a broker's store answers, but for what the archive does not prove."""
+"""Queues from archived segments have the answers of a broker's store, except for facts that the archive does not
+prove.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def archive(index, store, name="s", queues=True):
 
 
 def take(index, store, **how):
-    """Index a store and archive what is closed; return all messages that a scan finds."""
+    """Index a store and archive its closed segments; return all messages that a scan finds."""
     messages = index_log(index, store)
     archive(index, store, **how)
     return messages
@@ -64,7 +66,7 @@ def close_segment(writer):
 
 
 def made(folder, puts, segment_bytes=4096):
-    """Write a store of which every message is in a closed segment; return its messages."""
+    """Write a store whose messages are all in closed segments; return its messages."""
     with StoreWriter(folder, segment_bytes=segment_bytes) as writer:
         for n, fields in enumerate(puts):
             given = {"store_ms": BEGIN_MS + n * 1000, "keys": [f"k-{n}"], **fields}
@@ -75,7 +77,7 @@ def made(folder, puts, segment_bytes=4096):
 
 
 def test_the_golden_stores_queues_are_those_of_its_archive(index, store):
-    """Page by page against a scan of the log, with the statuses that the store itself answers."""
+    """The test compares each page with a scan of the log, and each status with the store's own."""
     messages = [m for m in index_log(index, store) if m.physical_offset < BEGIN_OF_LAST]
     assert archive(index, store) == 5
     broker, live = ReadOnlyBroker(index, name="b"), ReadOnlyBroker(index, store=store, name="b")
@@ -106,7 +108,7 @@ def test_the_golden_stores_queues_are_those_of_its_archive(index, store):
     answer = broker.look_up(request, HERE)
     assert (answer.code, answer.remark) == (0, "FOUND")
     assert answer.body == queues["TopicOrder", 0][0].encode()
-    # queues that there are not
+    # queues that do not exist
     assert ends(broker, "TopicOrder", 4) == (0, 0)
     assert pull(broker, "TopicOrder", 4, 0).code == 29
     assert ask(broker, 105, "TopicOrder").body.count(b'"readQueueNums":4') == 1
@@ -114,7 +116,7 @@ def test_the_golden_stores_queues_are_those_of_its_archive(index, store):
 
 @pytest.mark.parametrize("deleted", [16_384, 49_152, BEGIN_OF_LAST - 16_384])
 def test_a_stores_queues_begin_in_its_archive(index, store, deleted):
-    """Page by page over the place where the store begins, up to messages that are not archived."""
+    """Pages cross the place where the store begins, up to messages that are not archived."""
     messages = take(index, store)
     delete_segments(store, deleted)
     broker = ReadOnlyBroker(index, store=store)
@@ -134,7 +136,9 @@ def test_a_stores_queues_begin_in_its_archive(index, store, deleted):
 
 
 def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path, storage):
-    """Of another log, or of a topic that was made again: what it has is no older part of the store's queues."""
+    """The archive has another log, or a topic that was created again. Its messages are no older part of the store's
+    queues.
+    """
     messages = made(tmp_path / "s", [{} for _ in range(120)])
     with StoreWriter(tmp_path / "other", segment_bytes=4096) as writer:
         for n in range(100):
@@ -160,7 +164,7 @@ def test_without_queue_offsets_nothing_is_said(index, store):
 
 
 def test_segments_of_before_are_archived_again_with_their_queue_offsets(index, tmp_path):
-    """Until then offsets that may lie there are not known; afterwards all are answered."""
+    """Until then, offsets that may be in these segments are unknown. Afterwards all are known."""
     messages = made(tmp_path / "s", [{"queue_id": n % 2} for n in range(120)])
     index_log(index, tmp_path / "s")
     segments = list_segments(tmp_path / "s" / "commitlog")
@@ -183,7 +187,7 @@ def test_segments_of_before_are_archived_again_with_their_queue_offsets(index, t
 
 
 def archived_life(folder, puts):
-    """The storage of an index that is closed, with its archive, and the messages of its store."""
+    """The storage of a closed index, with its archive, and the messages of its store."""
     messages = made(folder / "s", puts)
     storage = LocalStorage(folder / "storage")
     with open_index(folder / "root", storage, local_keep_s=0) as index:
@@ -257,7 +261,7 @@ def test_a_queue_begins_behind_what_has_expired(life):
 
 
 def test_a_flipped_bit_is_damage_and_never_another_answer(life):
-    """Anywhere in an archived segment with its queue offsets: pulls end before it, and fail at it."""
+    """The bit is anywhere in an archived segment with its queue offsets. Pulls end before it, and fail at it."""
     storage, messages = life
     segment = segments_of(storage)[0]
     with IndexReader.open(storage.uri) as reader:
@@ -316,7 +320,7 @@ def test_a_topic_that_was_made_again_begins_anew(index, tmp_path):
 
 
 def test_a_queue_that_goes_back_in_the_log_is_not_known(index, tmp_path):
-    """What of it the broker's own queue has, the log does not tell."""
+    """The log does not show which of these messages the broker's own queue has."""
     folder = tmp_path / "s"
     with StoreWriter(folder, segment_bytes=4096) as writer:
         for n in range(40):
@@ -388,7 +392,7 @@ def test_erasures_copies_and_repairs_keep_queue_offsets(life, tmp_path):
 
 
 def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
-    """Messages behind the damage would be missing."""
+    """Its queue offsets would lack the messages after the damage."""
     made(tmp_path / "s", [{} for _ in range(40)])
     segment = list_segments(tmp_path / "s" / "commitlog")[0]
     data = segment.path.read_bytes()
@@ -419,7 +423,7 @@ def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
         check_queues(data, 1, segment.size_bytes, "x")
     with pytest.raises(CorruptFile, match="behind the segment"):
         check_queues(data, segment.start, 100, "x")
-    # what the log says of the object's size
+    # the size of the object in the log
     with pytest.raises(InvalidArgument):
         archived.read(segment, segment.size_bytes, 1)
     wrong = replace(segment, object_bytes=segment.object_bytes + 8)
@@ -445,7 +449,9 @@ def test_a_repaired_segment_has_its_queue_offsets_again_once_its_file_is_met(lif
 
 
 def test_segments_that_are_replaced_meanwhile_are_looked_for_again(life):
-    """An erasure removes the objects that a reader's log named: it asks to come again, and then knows."""
+    """An erasure removes the objects that a reader's log named. The reader asks for a repeat, then has the right
+    answers.
+    """
     storage, messages = life
     queue = [m for m in in_queues(messages)["orders", 0] if "k-4" not in m.index_keys]
     with reading(storage, refresh_interval_s=3600) as broker:

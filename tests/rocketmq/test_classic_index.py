@@ -31,7 +31,7 @@ def test_damaged_headers():
         with pytest.raises(CorruptFile, match=problem):
             infer_geometry(data, "f")
     struct.pack_into(">i", good, 36, -5)
-    assert decode_header(bytes(good[:40])).index_count == 1  # as the broker reads it
+    assert decode_header(bytes(good[:40])).index_count == 1  # the broker reads the header in this way
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""A commit log on disk: whole, live, torn, damaged, cut, with segments gone. Nothing readable is lost, nothing
-unreadable is silent.
+"""A commit log on disk: whole, live, torn, damaged, truncated, with deleted segments.
+
+Reads return every readable message, and report every unreadable range.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CHUNKS = [1, 700, 1 << 20]
 
 
 class Log:
-    """Three segments: two full ones and one that is being written."""
+    """Three segments: two full ones, and one that the broker is writing."""
 
     def __init__(self, folder: Path) -> None:
         self.parts = [messages.log(12, start, first) for start, first in ((0, 0), (SEGMENT, 12), (2 * SEGMENT, 24))]
@@ -65,7 +66,7 @@ def of(made):
 
 
 def until_error(iterator, error):
-    """Return what an iterator yields before it raises, and what it raises."""
+    """Return the items that an iterator yields before it raises, and its error."""
     found = []
     with pytest.raises(error) as caught:
         for one in iterator:
@@ -74,7 +75,7 @@ def until_error(iterator, error):
 
 
 def check_damage(log, reader, lost, place, problem=""):
-    """Some messages lie in a damaged place: reading stops before it, or leaves it out and tells the place."""
+    """Some messages are in a damaged place: reading stops before it, or skips it and reports the place."""
     first, behind = lost
     found, error = until_error(reader.batches(), CorruptFile)
     assert offsets(found) == of(log.made[:first])
@@ -186,7 +187,9 @@ def test_a_crc_is_checked_by_whoever_asks(log):
 
 
 def test_a_copy_of_a_message_is_not_where_reading_goes_on(log):
-    """Behind damage, only a message in its own place counts, though a body holds the bytes of another."""
+    """After damage, reading continues only at a message in its own place, even if a body has the bytes of another
+    message.
+    """
     inner = messages.message(0).encode()
     outer = messages.message(log.end, body=inner * 3)
     follower = messages.keyed(log.end + outer.size, 60)
@@ -208,7 +211,7 @@ def test_zeros_before_the_end_of_the_log_are_damage(log, chunk_bytes):
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_cut_segment_before_the_end_of_the_log_is_damage(log, chunk_bytes, whole):
-    """Cut within a message, or between two: the segment's size is known from the others."""
+    """The segment was truncated within a message, or between two. The other segments show its size."""
     begin = log.made[20].physical_offset
     os.truncate(log.path(1), begin - SEGMENT + (0 if whole else 60))
     check_damage(log, log.reader(chunk_bytes), (20, 24), (begin, 2 * SEGMENT))
@@ -217,7 +220,7 @@ def test_a_cut_segment_before_the_end_of_the_log_is_damage(log, chunk_bytes, who
 def test_deleted_segments_are_missed(log):
     log.path(0).unlink()
     reader = log.reader()
-    assert offsets(reader.batches()) == of(log.made[12:])  # from the beginning of what there is
+    assert offsets(reader.batches()) == of(log.made[12:])  # from the first segment that exists
     found, error = until_error(reader.batches(100), MissingOffsets)
     assert (found, error.begin, error.end) == ([], 100, SEGMENT)
     batches = list(reader.batches(100, skip_missing=True))
@@ -260,7 +263,7 @@ def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
 
 
 def test_what_the_broker_finishes_while_it_is_judged_is_no_damage(log, monkeypatch):
-    """The reader sees half a message; before it looks whether the log goes on behind, the broker completes it, and two
+    """The reader finds half a message. Before it looks for messages after that, the broker completes it, and writes two
     more.
     """
     more = messages.log(3, log.end, 70)
@@ -309,7 +312,7 @@ def test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_
         reader.read(0)
     with pytest.raises(CorruptFile, match="wrong magic"):
         reader.read(more[-1].physical_offset + more[-1].size)
-    # made anew, of larger segments: what the last look says of the place is no longer true
+    # the log is made again, of larger segments: the last listing of the folder is out of date
     log.path(0).write_bytes(messages.joined(messages.log(60)).ljust(4 * SEGMENT, b"\0"))
     for number in (1, 2, 3):
         log.path(number).unlink()
@@ -318,7 +321,7 @@ def test_single_messages_list_the_folder_only_where_the_last_look_does_not_give_
 
 
 def test_messages_beside_a_writer_have_all_their_properties_or_wait(log, monkeypatch):
-    """Pages are read one by one while the broker writes: the first reading has holes of zeros, which nothing but their
+    """Reads take one page after another while the broker writes. The first read has holes of zeros, which only its
     content shows.
     """
     holes, real = [log.made[14], log.made[-3], log.made[-1]], segments.pread
@@ -399,7 +402,9 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 
 
 def test_memory_is_bounded_by_the_chunk_whatever_sizes_say(tmp_path, monkeypatch):
-    """A size that reaches nearly to the end of a large segment makes one read of it, not a chunk doubled for ever."""
+    """A size that reaches nearly to the end of a large segment causes one read of that size. Chunks do not grow without
+    bound.
+    """
     segment = 1 << 20
     made = messages.log(3)
     lying = bytearray(messages.keyed(sum(one.size for one in made), 3).encode())

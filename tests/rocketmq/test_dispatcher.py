@@ -1,4 +1,4 @@
-"""The dispatcher beside a living store: new messages, restarts, positions; answers are compared with a scan."""
+"""The dispatcher beside a live store: new messages, restarts, positions. Tests compare answers with a scan."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
         for line in golden_store.raw("index_queries.jsonl").splitlines():
             query = json.loads(line)
             if not query["key"]:
-                continue  # RocketMQ looks for the empty key, too, which nobody has
+                continue  # RocketMQ also looks up the empty key, which no message has
             end_ms = min(query["end"], MAX_TIMESTAMP_MS)
             answer = index.query(query["topic"], query["key"], query["begin"], end_ms, 10_000)
             mine = [item.offset for item in answer]
             assert mine == [a.offset for a in model.query(query["topic"], query["key"], query["begin"], end_ms, None)]
-            # RocketMQ rounds times to seconds from the file's begin, so only open ranges find the same; it knows
-            # prepared messages, too
+            # RocketMQ counts seconds from the file's begin, so only open ranges have equal answers; it also has
+            # prepared messages
             if query["begin"] == 0 and end_ms == MAX_TIMESTAMP_MS:
                 assert set(query["phyOffsets"]) - hidden <= set(mine)
                 found += len(mine)
@@ -59,7 +59,7 @@ def test_new_messages_are_answered_after_the_next_round(followed):
 
 
 def test_only_what_is_selected_is_put(followed):
-    """Also of the last messages of a live log, which are read twice."""
+    """This also applies to the last messages of a live log, which the dispatcher reads twice."""
     selection = Selection(exclude=("pay*",), tags=True, prepared=True)
     chosen = followed.dispatcher(reader=CommitLogReader(followed.path / "commitlog", selection=selection))
     followed.writer.put("SCHEDULE_TOPIC_XXXX", 0, keys="k1")

@@ -1,5 +1,5 @@
-"""A store that its broker closed is complete: nobody writes its last message any more, whatever zeros are in its
-properties.
+"""A store that its broker closed is complete: no process writes its last message any more, whatever zeros its
+properties have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_the_last_message_of_a_closed_store_is_taken_with_zeros_in_its_propertie
     offset = last_message(followed)
     dispatcher = followed.dispatcher()
     *_, done = rounds(dispatcher)
-    assert (done.messages, done.state, done.end) == (5, End.TORN, offset)  # may be half written still
+    assert (done.messages, done.state, done.end) == (5, End.TORN, offset)  # it may still be incomplete
     followed.writer.close()
     *_, done = rounds(dispatcher)
     assert (done.messages, done.state, done.torn) == (1, End.OPEN, None)
@@ -51,6 +51,6 @@ def test_closed_is_a_checkpoint_and_no_mark_of_an_unclean_end(followed):
     assert not store.is_closed
     followed.writer.close()
     assert store.is_closed
-    # no broker that ended well leaves none: this is a part of a store, copied from a live one
+    # every broker that ended well leaves one: this is a partial copy of a live store
     (followed.path / "checkpoint").unlink()
     assert not store.is_closed

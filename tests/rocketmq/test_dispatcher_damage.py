@@ -1,5 +1,5 @@
-"""Damage and holes within a live log: nothing before them is lost, and each is named once it can't be a write under
-way.
+"""Damage and holes within a live log: the follower puts all messages before them. It names each once it can't be a
+write in progress.
 """
 
 from __future__ import annotations

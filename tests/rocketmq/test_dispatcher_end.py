@@ -1,4 +1,4 @@
-"""The end of a log that is being written: a message counts once it is whole, with all its keys."""
+"""The end of a log that a broker is writing: a message counts once it is complete, with all its keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_message_cut_anywhere_waits_until_it_is_whole(followed):
     dispatcher = followed.dispatcher()
     for cut in range(start, end):
         followed.segment(0).write_bytes(whole[:cut].ljust(SEGMENT, b"\0"))
-        *_, done = rounds(dispatcher)  # twice where the queues name what isn't there
+        *_, done = rounds(dispatcher)  # two rounds if the queues name a message that isn't there
         assert (dispatcher.position, done.caught_up, done.losses) == (start, True, ()), cut
         assert done.state in (End.OPEN, End.TORN)
         assert len(followed.index.query("payments", "last-key")) == len(followed.index.query("orders", "last-key")) == 0
@@ -54,7 +54,7 @@ def test_a_message_finished_between_two_looks_has_all_its_keys(followed, monkeyp
 
 @pytest.mark.parametrize("back", [1, 2, 5])
 def test_what_was_read_with_holes_while_it_was_written_is_read_again(followed, monkeypatch, back):
-    """Pages are read one by one while the broker writes: bytes behind a hole prove nothing about the hole."""
+    """Reads take one page after another while the broker writes. Bytes after a hole prove nothing about the hole."""
     offsets = followed.write(20)
     real = segments.pread
 

@@ -1,4 +1,4 @@
-"""The index's side: one store an index, back-pressure, a disk that is full; and how far it is behind."""
+"""The index's side of the dispatcher: one store per index, back-pressure, a full disk, and the lag."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Logs that change behind the follower's back: cut by a host's crash, written anew, replaced. Always noticed, never
-silent.
+"""Logs that change after the follower has read them: truncated by a crash of the host, rewritten, replaced. The
+follower always notices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiered_index.rocketmq.log.segments import End, list_segments
 
 
 def rewrite(followed: Followed, offset: int, count: int) -> None:
-    """Cut the log and let the broker, which comes again, write other messages; bodies of the same sizes, so that
+    """Truncate the log and start the broker again; write other messages with bodies of the same sizes, so that their
     boundaries agree.
     """
     cut_log(followed.path, offset)
@@ -81,14 +81,14 @@ def test_a_follower_killed_while_it_reads_again_misses_nothing(followed):
 
 
 def test_what_was_durable_when_the_follower_died_is_checked_when_it_comes_again(followed):
-    """The background flush may make a batch durable at any moment; its fingerprint is there already."""
+    """The background flush may make a batch durable at any moment. Its fingerprint exists by then."""
     followed.write(20)
     dispatcher = followed.dispatcher()
     dispatcher.run_once()
     followed.index.flush()
     (last,) = followed.write(1)
     dispatcher.run_once()
-    followed.index.flush()  # as the flusher does, with nobody told
+    followed.index.flush()  # as the flusher does, without a call to the dispatcher
     followed.crash_index()
     rewrite(followed, last, 1)
     with pytest.raises(RewrittenOffsets) as caught:
@@ -146,8 +146,8 @@ def test_a_log_that_is_shorter_than_the_position_without_any_memory_of_it(follow
 
 @pytest.mark.parametrize("seed", [0, 2, 4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 5))])
 def test_a_life_with_every_kind_of_crash(tmp_path, seed):
-    """Writes, flushes, rounds and the deaths of broker, follower and host in any order: at the end nothing of the log
-    is missing.
+    """Writes, flushes, rounds and the deaths of broker, follower and host come in any order. At the end the index has
+    every message of the log.
     """
     rng = random.Random(seed)
     made = Followed(tmp_path)
@@ -188,11 +188,11 @@ def test_a_life_with_every_kind_of_crash(tmp_path, seed):
     made.index.abandon()
 
 
-# a log that was cut and not zeroed, as brokers do: old messages stay behind the cut until they are written over
+# a log that was truncated but not zeroed, as by brokers: old messages stay after the cut until others overwrite them
 
 
 def old_and_new(followed: Followed, kept: int = 10) -> int:
-    """Write a segment of messages up to near its end, and return where it is to be cut."""
+    """Write nearly a whole segment of messages; return the place of the cut."""
     cut = followed.write(kept + 1, body=b"")[-1]
     while followed.writer.next_offset < SEGMENT - 400:
         followed.write(1, body=b"")
@@ -200,7 +200,7 @@ def old_and_new(followed: Followed, kept: int = 10) -> int:
 
 
 def write_over(followed: Followed, cut: int, count: int, body: bytes = b"x" * 61) -> None:
-    """Let the broker come again, cut its log and write `count` messages, of other sizes, over what was there."""
+    """Start the broker again, truncate its log, and overwrite old messages by `count` messages of other sizes."""
     followed.come_again(cut)
     assert followed.writer.next_offset == cut
     followed.write(count, body=body)
@@ -208,7 +208,7 @@ def write_over(followed: Followed, cut: int, count: int, body: bytes = b"x" * 61
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_messages_written_below_the_position_while_the_last_one_stays_are_noticed(followed, restart):
-    """The broker closes the segment with a blank before the old messages at its end, so that they stay for ever."""
+    """The broker closes the segment with a blank before the old messages at its end, which stay permanently."""
     cut = old_and_new(followed)
     dispatcher = followed.dispatcher()
     dispatcher.run_once()
@@ -263,7 +263,7 @@ def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a
     data = bytearray(path.read_bytes())
     data[60] ^= 1
     path.write_bytes(data)
-    dispatcher.run_once()  # the ninth with something behind
+    dispatcher.run_once()  # the ninth round with an older fingerprint
     with pytest.raises(RewrittenOffsets):
         dispatcher.run_once()
     data[60] ^= 1

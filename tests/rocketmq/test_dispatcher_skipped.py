@@ -1,5 +1,5 @@
-"""What was passed over is remembered, too: a broker that cuts its log there writes messages over it, and they are
-found.
+"""The follower also remembers skipped ranges: if a broker truncates its log there and writes messages, the follower
+finds them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ ALL = {"skip_corrupt": True, "skip_missing": True}
 
 
 def follow(followed: Followed, **options: bool) -> SteppedDispatcher:
-    """Return a dispatcher as the command line has it: bodies are checked."""
+    """Return a dispatcher as the command line makes it: it checks bodies."""
     return followed.dispatcher(**(options or ALL), reader=CommitLogReader(followed.path / "commitlog", check_crc=True))
 
 
 def close_segment(followed: Followed, begin: int) -> None:
-    """Write the final blank of the segment in which `begin` lies."""
+    """Write the final blank of the segment that has the offset `begin`."""
     left = SEGMENT - begin % SEGMENT
     followed.overwrite(begin, left.to_bytes(4, "big") + bytes.fromhex("cbd43194"))
 
 
 def torn_before_the_blank(followed: Followed) -> int:
-    """Write messages and a last one of which a page is lost, though the blank behind it is there; return its offset."""
+    """Write messages, and a last one that lacks a page although the blank after it is there; return its offset."""
     followed.write(20)
     (torn,) = followed.write(1, body=b"B" * (SEGMENT - followed.writer.next_offset - 300))
     close_segment(followed, followed.writer.next_offset)
@@ -46,7 +46,7 @@ def test_what_is_written_over_a_skipped_range_is_read(followed, restart, written
     assert [(loss.kind, loss.begin) for loss in losses] == [("corrupt", torn)]
     assert dispatcher.position == SEGMENT
     for _ in range(3):
-        assert dispatcher.run_once().losses == ()  # as long as nothing is written there, it is passed over once
+        assert dispatcher.run_once().losses == ()  # until something is written there, it is skipped once
     if restart:
         followed.index.flush()
         followed.crash_index()
@@ -74,7 +74,7 @@ def test_without_skip_missing_it_stops_the_follower(followed):
 
 
 def test_a_broker_that_writes_while_damage_is_passed_over(followed, monkeypatch):
-    """Behind the damage something readable was seen, and the broker wrote over both before that was read."""
+    """The reader saw a readable message after the damage. The broker overwrote both before the reader got to it."""
     offsets = followed.write(12)
     followed.overwrite(offsets[10] + 100, bytes(30))
     real, done = CommitLogReader._judge, []
@@ -114,7 +114,9 @@ def test_damage_that_is_finished_before_it_is_passed_over_is_a_message(followed,
 
 
 def test_messages_in_place_of_a_blank_that_was_lost_are_read(followed):
-    """The blank was seen, and wasn't on the disk when the host crashed: what comes next fits in where it was."""
+    """The follower read a blank that was not on the disk when the host crashed. The next message fits into its
+    place.
+    """
     followed.write(20)
     followed.write(1, body=b"B" * (SEGMENT - followed.writer.next_offset - 500))
     blank = followed.writer.next_offset
@@ -154,8 +156,8 @@ def test_the_time_of_the_last_message_is_known_after_a_restart_behind_a_skipped_
 
 @pytest.mark.parametrize("seed", [0, 4, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_a_host_that_loses_pages_while_the_follower_goes_on(tmp_path, seed):
-    """Pages of the last segments are zeros after a crash, and a follower that skips may look before the broker cuts its
-    log there.
+    """After a crash, pages of the last segments are zeros. A follower that skips damage may read them before the broker
+    truncates its log there.
     """
     rng = random.Random(seed)
     made = Followed(tmp_path)
@@ -176,7 +178,7 @@ def test_a_host_that_loses_pages_while_the_follower_goes_on(tmp_path, seed):
             dispatcher = follow(made)
         made.come_again()
     made.write(100)
-    for _ in range(60):  # far back it is compared every so many rounds
+    for _ in range(60):  # older ranges are compared only in some rounds
         done = dispatcher.run_once()
     assert done.state in (End.OPEN, End.TORN)
     assert dispatcher.position == made.writer.next_offset

@@ -1,5 +1,5 @@
-"""Old bytes that a broker left where it cut its log: they prove nothing, and they make no whole message of half a new
-one.
+"""Old bytes that a broker left after it truncated its log: they prove nothing, and do not complete half of a new
+message.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ JUNK = b"\x07junk of a torn message"
 
 
 def half_over_old(followed: Followed, old: bytes = b"key-old") -> tuple[int, bytes, bytes]:
-    """Write five messages, and one more over an old one of the same lengths, up to its key; return its offset, the
-    segment now and then.
+    """Write five messages, then a sixth over an old one of the same lengths, up to its key.
+
+    Return its offset, the segment's bytes now, and those of the complete message.
     """
     followed.write(5)
     (start,) = followed.write(1, body=b"pay", keys="key-new")
@@ -29,7 +30,7 @@ def half_over_old(followed: Followed, old: bytes = b"key-old") -> tuple[int, byt
 
 
 def found(followed: Followed) -> tuple[int, int]:
-    """Return how many entries the new and the old key have."""
+    """Return the number of entries of the new key and of the old one."""
     topics = ("orders", "payments")
     new, old = (sum(len(followed.index.query(topic, key)) for topic in topics) for key in ("key-new", "key-old"))
     return new, old
@@ -41,7 +42,8 @@ def test_half_a_message_that_old_bytes_complete_is_not_put(followed, old):
     dispatcher = followed.dispatcher()
     done = dispatcher.run_once()
     assert (done.messages, done.end, done.state) == (5, start, End.TORN)
-    assert (done.caught_up, done.torn) == (False, None) or b"\0" in old  # what has holes is known to be half a message
+    # a message with holes is known to be incomplete
+    assert (done.caught_up, done.torn) == (False, None) or b"\0" in old
     followed.segment(0).write_bytes(whole)
     assert sum(done.messages for done in rounds(dispatcher)) == 1
     assert found(followed) == (1, 0)
@@ -76,7 +78,7 @@ def test_a_message_whose_bytes_change_at_every_look_waits(followed):
 
 
 def test_what_is_finished_while_it_is_put_is_noticed(followed, monkeypatch):
-    """The fingerprint is of the bytes whose keys were put: what stands there then would be the same for ever."""
+    """The fingerprint covers the bytes whose keys were put. A fingerprint of later bytes would always match."""
     start, _, whole = half_over_old(followed)
     dispatcher = followed.dispatcher(skip_missing=True)
     dispatcher.run_once()
@@ -101,10 +103,10 @@ def test_what_is_finished_while_it_is_put_is_noticed(followed, monkeypatch):
 
 
 def test_older_messages_ahead_prove_nothing(followed):
-    """Read a chunk at a time: behind the chunk, and a chunk on, are messages from before the cut."""
+    """Reads take one chunk after another. After the chunk, and one chunk later, are messages from before the cut."""
     start, half, _ = half_over_old(followed)
     followed.number = 0
-    followed.write(30, body=b"")  # of earlier times
+    followed.write(30, body=b"")  # these have earlier times
     segment = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(half + segment[len(half) :])
     reader = CommitLogReader(followed.path / "commitlog", chunk_bytes=len(half) + 50)
@@ -113,7 +115,7 @@ def test_older_messages_ahead_prove_nothing(followed):
 
 
 def test_what_is_newer_behind_a_chunk_proves_it(followed, monkeypatch):
-    """No second reading of a log that has long been written."""
+    """The follower does not read a log twice if it was written long ago."""
     followed.write(40)
     again = []
     real = dispatching.stable_part

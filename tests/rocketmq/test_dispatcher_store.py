@@ -1,4 +1,6 @@
-"""The store's side: segments that go, folders that are no store or can't be read, files that stay as they are."""
+"""The store's side of the dispatcher: deleted segments, folders that are no store or can't be read, files that must not
+change.
+"""
 
 from __future__ import annotations
 

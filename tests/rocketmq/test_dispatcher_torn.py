@@ -1,4 +1,6 @@
-"""The end of a live log: half a message there is reported with its range, and a round that chases a writer ends."""
+"""The end of a live log: the follower reports half a message there with its range. A round that follows a writer
+ends.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,7 @@ from tiered_index.rocketmq.log.segments import End
 
 
 def tear(followed: Followed, kept: int) -> tuple[int, bytes]:
-    """Leave only the first bytes of a message at the end of the log; return where it begins, and the segment with all
-    of it.
-    """
+    """Keep only the first bytes of the last message of the log; return its offset, and the segment's complete bytes."""
     (start,) = followed.write(1, body=b"b" * 40)
     whole = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(whole[: start + kept].ljust(SEGMENT, b"\0"))
@@ -34,10 +34,11 @@ def test_a_torn_tail_has_a_range_and_is_searched_behind_only_when_something_chan
         done = dispatcher.run_once()
         assert (done.state, done.caught_up, done.end) == (End.TORN, True, start)
         assert done.torn is not None and done.torn[:2] == (start, written)
-    assert len(searched) == 2  # the second time because the first may have met the writer
+    assert len(searched) == 2  # a second time because the broker may have been writing during the first
     status = followed.segment(0).stat()
     followed.segment(0).write_bytes(whole[: start + 100].ljust(SEGMENT, b"\0"))
-    os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))  # as a mapped file that is dirty already
+    # as with a mapped file that is already dirty
+    os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))
     assert dispatcher.run_once().torn[1] > written
     assert len(searched) == 3
     followed.segment(0).write_bytes(whole)
@@ -64,7 +65,7 @@ def test_what_is_finished_just_after_it_was_called_torn_is_not_taken_for_torn_fo
     followed.check()
 
 
-# a log that was cut and not zeroed, read for the first time: old messages stand behind what is written
+# a log that was truncated but not zeroed, read for the first time: old messages follow the written ones
 
 
 @pytest.mark.parametrize("skip_corrupt", [False, True])
@@ -92,7 +93,7 @@ def test_old_messages_behind_the_end_are_waited_for_and_not_skipped_to(followed,
 
 
 def test_messages_behind_damage_that_are_younger_in_the_end_show_that_it_is_damage(followed):
-    """Times within a log may go back a little."""
+    """Times in a log may decrease a little."""
     followed.write(10)
     (bad,) = followed.write(1)
     followed.number -= 5
@@ -125,7 +126,8 @@ def test_a_head_behind_a_batch_proves_its_last_message(followed, behind):
 def test_a_round_that_chases_a_writer_ends_after_some_time(followed):
     followed.write(400)
     times = iter(range(100))
-    dispatcher = followed.dispatcher(now_s=lambda: next(times) / 5)  # a fifth of a second for each look at the clock
+    # each call of the clock advances it by a fifth of a second
+    dispatcher = followed.dispatcher(now_s=lambda: next(times) / 5)
     done = dispatcher.run_once()
     assert (done.caught_up, 0 < done.messages < 400, done.end) == (False, True, dispatcher.position)
     assert done.messages + sum(later.messages for later in rounds(dispatcher)) == 400

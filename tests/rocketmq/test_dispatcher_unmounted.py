@@ -1,5 +1,5 @@
-"""A commit log folder without a segment, where something was read before: nothing is mounted there, and nothing was
-deleted.
+"""A commit log folder without a segment, although segments were read before: its disk is not mounted, and no segment
+was deleted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_a_commit_log_that_is_not_there_at_the_first_start_is_unavailable_beside
     (store / "abort").touch()
     followed.path = store
     dispatcher = followed.dispatcher()
-    assert dispatcher.run_once().caught_up  # a store that has just been made
+    assert dispatcher.run_once().caught_up  # a new store
     (store / part).mkdir() if part != "checkpoint" else (store / part).touch()
     for again in (dispatcher, followed.dispatcher(skip_missing=True, skip_corrupt=True)):
         with pytest.raises(StorageUnavailable, match="mounted"):

@@ -1,4 +1,4 @@
-"""What a follower remembers of a log: fingerprints, how they become fewer, and the file that keeps them."""
+"""A follower's record of a log: fingerprints, how old ones are combined, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_fingerprints_keep_what_is_not_durable_and_thin_out_what_is(tmp_path):
     assert len(ends) < 64 + 21
     assert sum(one.messages for one in kept.ranges) == 15_000
     assert kept.messages_behind(49_990 - 10) == 3
-    assert ends[0] < 25_000  # old ones stay, the further back the fewer
+    assert ends[0] < 25_000  # old ones stay, and are sparser with age
     assert all(later - one <= max(10, (ends[-1] - later) // 4) for one, later in itertools.pairwise(ends))
     kept.continue_at = 7
     kept.save()

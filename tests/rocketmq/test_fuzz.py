@@ -1,8 +1,7 @@
-"""RocketMQ's own files, mutated at random: no error but typed ones, no loop without an end, no memory that lengths only
-claim.
+"""RocketMQ's own files with random mutations: all errors are typed, every loop ends, and false lengths take no memory.
 
-A reader of a mutated log must find exactly the messages that decode by themselves where they stand, but for those that
-damage swallows.
+A reader of a mutated log must find exactly the messages that decode by themselves in their places, except those inside
+damage.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ STARTS = [wanted["offset"] for wanted in golden_store.expected()]
 LENGTHS = [0, 1, 8, 90, 91, 127, 128, 255, 256, 16_383, 16_384, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1]
 MAGICS = [0xDAA320A7, 0xDAA320AB, 0xCBD43194]
 WORDS = st.sampled_from([struct.pack(">I", number) for number in LENGTHS + MAGICS])
-# where lengths, magics and flags of a message without IPv6 hosts stand
+# positions of lengths, magics and flags in a message without IPv6 hosts
 FIELD_POSITIONS = st.sampled_from([0, 4, 8, 12, 16, 28, 32, 36, 56, 84])
 
 
 @st.composite
 def mutations(draw, length=golden_store.SEGMENT_BYTES, fields=True):
-    """Draw a list of (position, bytes): flipped bytes, interesting words at fields of messages, runs of zeros."""
+    """Draw a list of (position, bytes): flipped bytes, special words at fields of messages, runs of zeros."""
     made = []
     for _ in range(draw(st.integers(1, 6))):
         kind = draw(st.integers(0, 3 if fields else 2))
@@ -124,7 +123,7 @@ def test_a_mutated_log_gives_every_message_that_stands_in_its_place(folder, chan
         start = offset // golden_store.SEGMENT_BYTES * golden_store.SEGMENT_BYTES
         whole = readable(made[start], offset - start, start)
         if whole and offset < torn_at:
-            # found, or within a blank that a mutation put before it, or within a skipped range that a false blank ended
+            # found, or inside a blank that a mutation made, or inside a skipped range that a false blank ended
             assert (
                 offset in found
                 or _behind_a_blank(made[start], offset - start)

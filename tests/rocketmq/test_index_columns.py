@@ -1,6 +1,4 @@
-"""Decoding many messages at once equals decoding each one by itself, and stops exactly before the first that is
-none.
-"""
+"""Decoding many messages at once equals decoding each by itself. It stops exactly before the first invalid one."""
 
 from __future__ import annotations
 
@@ -84,7 +82,9 @@ def test_equals_decoding_one_by_one(fields, start, selection):
 
 
 def test_rocketmqs_own_topics_are_not_selected_by_default():
-    """As `MessageStoreTopicFilter` of RocketMQ's tiered store has it, but for the names of cluster and broker."""
+    """The rule is that of `MessageStoreTopicFilter` in RocketMQ's tiered store, except for the names of cluster and
+    broker.
+    """
     own = "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC SELF_TEST_TOPIC"
     own += " RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC OFFSET_MOVED_EVENT CHECKPOINT_TOPIC"
     own += " rmq_sys_wheel_timer rmq_sys_REVIVE_LOG_DefaultCluster %LMQ%queue"
@@ -104,7 +104,7 @@ def test_blocks_of_messages_make_no_difference(monkeypatch, block):
 
 
 def rows_of_by_position(made):
-    """The rows as they stand in the bytes: KEYS before UNIQ_KEY, as `messages.keyed` writes them."""
+    """The rows in the order of the bytes: KEYS before UNIQ_KEY, as `messages.keyed` writes them."""
     return [row for one in made for row in rows_of([one])[::-1]]
 
 

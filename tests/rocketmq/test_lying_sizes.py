@@ -1,4 +1,4 @@
-"""A size that lies costs no more than a chunk of memory: neither to find out, nor for as long as the error is kept."""
+"""A false size costs at most a chunk of memory, both to detect it and to keep its error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AT = BEFORE[-1].physical_offset + BEFORE[-1].size
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each read of the commit log asked for."""
+    """The number of bytes of each read of the commit log."""
     sizes: list[int] = []
 
     def counted(path: Path, size_bytes: int, position: int) -> bytes:
@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def head(size: int, *, offset: int = AT, body: int | None = None, sys_flag: int = 0) -> bytes:
-    """Return the first bytes of a message that claims a size, by default with a body to match."""
+    """Return the first bytes of a message that claims a size, by default with a body of that size."""
     made = message(offset, sys_flag=sys_flag)
     data = bytearray(made.encode())
     data[:4] = struct.pack(">i", size)
@@ -50,7 +50,7 @@ def head(size: int, *, offset: int = AT, body: int | None = None, sys_flag: int 
 
 
 def sparse(folder: Path, behind: bytes) -> CommitLogReader:
-    """Return a log of one large segment, zeros but for three messages and what stands behind them."""
+    """Return a log of one large segment: three messages and the bytes after them, and zeros elsewhere."""
     folder.mkdir(parents=True)
     path = folder / segment_name(0)
     path.write_bytes(joined(BEFORE) + behind)
@@ -112,7 +112,7 @@ def test_a_long_message_whose_end_lies(tmp_path: Path, asked: list[int], patch: 
 
 def test_an_error_that_is_kept_keeps_no_bytes(tmp_path: Path) -> None:
     one = bytearray(message(0, body=bytes(1 << 20)).encode())
-    one[28] = 1  # it belongs elsewhere
+    one[28] = 1  # its queue offset shows that it belongs elsewhere
     batch = decode_index_columns(bytes(one), 0)
     assert batch.damage is not None
     assert batch.damage.__traceback__ is None

@@ -1,4 +1,6 @@
-"""One message: every kind comes back from its bytes, and whatever contradicts itself is damage with file and byte."""
+"""One message: every kind decodes from its bytes to the same message. Every contradiction is damage, with file and
+byte.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def test_compression_of_old_clients_and_of_none():
     stored = zlib.compress(b"text")
     assert messages.message(body=stored, sys_flag=1).body() == b"text"
     assert messages.message(body=b"", sys_flag=1).body() == b""
-    assert messages.message(body=stored, sys_flag=0x300).body() == stored  # a type without the flag says nothing
+    # the compression type counts only with the flag
+    assert messages.message(body=stored, sys_flag=0x300).body() == stored
     with pytest.raises(CorruptFile, match="unknown compression type 5"):
         messages.message(body=stored, sys_flag=0x501).body()
     assert messages.message(sys_flag=0x501).compression == "unknown"
@@ -125,7 +128,7 @@ def test_damage_names_file_and_byte(data, problem):
 
 BEFORE = messages.log(5, 1000 - 5 * messages.keyed(0, 0).size)
 BEHIND = messages.log(3, 1000 + GOOD.size)
-# zeros and a blank end what is read
+# zeros and a blank end a read
 ENDS = (patched(0, word(0)), patched(4, bytes.fromhex("cbd43194")))
 
 
@@ -138,7 +141,7 @@ def test_columns_stop_before_damage_and_say_what_a_single_decode_says(data, prob
     assert sorted(set(batch.columns.column("offset").to_pylist())) == [one.physical_offset for one in BEFORE]
     if data not in ENDS:
         assert (batch.state, batch.damage.file, batch.damage.offset) == (End.DAMAGED, "segment", 1000)
-        if problem not in ("size is wrong", "wrong magic"):  # those the walk finds
+        if problem not in ("size is wrong", "wrong magic"):  # the walk finds those
             with pytest.raises(CorruptFile) as caught:
                 decode_message(raw, 1000 - begin, file="segment", file_offset=begin, physical_offset=1000)
             assert str(caught.value) == str(batch.damage)

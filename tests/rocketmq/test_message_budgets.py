@@ -1,5 +1,5 @@
-"""Lookups of messages within bounds: reads of archived segments count like those of the index, and what was found is
-handed over.
+"""Lookups of messages within a budget: reads of archived segments count as those of the index do, and the error has the
+messages that were found.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tiered_index.types import IndexItem
 
 @pytest.fixture
 def archived(index, store):
-    """Return the store's messages, a lookup whose answers lie in several archived segments, and one that has a local
-    one, too.
+    """Return the store's messages, a lookup with answers in several archived segments, and one that also has a local
+    answer.
     """
     messages = settled(index, store)
     delete_segments(store, BEGIN_OF_LAST)
@@ -41,7 +41,7 @@ def requests(storage):
 
 
 def ask(storage, store, lookup, **limits):
-    """Return what a fresh reader answers or raises, and how many requests for ranges reached the storage."""
+    """Return the answer of a new reader, or its error, and the number of range requests to the storage."""
     with IndexReader.open(storage_backend=storage, refresh_interval_s=10**6, query_threads=1) as reader:
         before = requests(storage)
         source = RocketmqMessages(store, reader.segment_archive, threads=1)
@@ -87,7 +87,7 @@ def test_every_limit_holds_for_index_and_messages_together(archived, storage, st
             assert answer.failed
             assert all("max_requests" in report.error for report in answer.failed)
             check_sums(answer)
-            # what was found is true, and what the budget did not reach is listed with the reason
+            # found messages are right, and the answer lists the others with the reason
             had = [one for one in answer.messages if one.message is not None]
             assert {one.message.physical_offset for one in had} <= wanted
             assert all(
@@ -124,8 +124,8 @@ def test_what_can_be_no_bound_is_refused(index, store):
 
 
 class Slow:
-    """Answers the first call when the time is up; all its messages are of other keys, so that there is always a next
-    page.
+    """A source that answers the first call when the time is up. All its messages have other keys, so that there is
+    always a next page.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Slow:
 def test_the_time_is_of_all_pages_together(index, allow_partial):
     for number in range(200):
         index.put("t", 0, "k", number, 1, 1_700_000_000_000 + number * 1000)
-    # a busy machine may use up a short time before the first page is looked up
+    # a busy machine may spend a short time before the first page
     for timeout_s in (0.5, 5.0, 50.0):
         source = Slow()
         how = {"source": source, "timeout_s": timeout_s, "allow_partial": allow_partial}
@@ -154,6 +154,6 @@ def test_the_time_is_of_all_pages_together(index, allow_partial):
             answer = caught.value.result
         if source.calls:
             break
-    # the second page is not looked up any more
+    # the lookup does not read the second page
     assert (source.calls, answer.status, answer.collisions, answer.messages) == (1, "partial", 2, ())
     assert answer.failed

@@ -1,5 +1,5 @@
-"""Messages as the answer, compared with a scan of the commit log: from the store, from archived segments, or with a
-reason why not.
+"""Messages as answers, compared with a scan of the commit log. They come from the store or from archived segments, or
+have a reason for their absence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
 
-# of a message here, and of RocketMQ's
+# fields of our messages, and RocketMQ's names
 FIELDS = {name: name for name in ("topic", "flag", "properties")} | {
     "queue_id": "queueId",
     "queue_offset": "queueOffset",
@@ -69,18 +69,18 @@ def test_deleted_segments_answer_from_the_archive_with_one_request_a_message_and
         source = RocketmqMessages(store, reader.segment_archive)
         archived, tables = 0, storage.calls("get_suffix")
         for at in range(0, BEGIN_OF_LAST, golden_store.SEGMENT_BYTES):
-            source.at(at)  # the tables of all segments are known from here on
+            source.at(at)  # from here on, the source has the tables of all segments
         assert storage.calls("get_suffix") - tables == BEGIN_OF_LAST // golden_store.SEGMENT_BYTES
         for topic, key in lookups(messages):
             wanted = scan(messages, topic, key)
             cold = sum(m.physical_offset < BEGIN_OF_LAST for m in wanted)
-            reader.query(topic, key)  # its directory is known from here on
+            reader.query(topic, key)  # from here on, the reader has the directory
             before = storage.calls("get_range")
             answer = reader.messages(topic, key, max_count=1000, source=source)
             assert stored_bytes(answer) == [m.encode() for m in wanted]
             states = ["archived" if m.physical_offset < BEGIN_OF_LAST else "local" for m in wanted]
             assert [fetched.state for fetched in answer.messages] == states
-            # neighbours in one segment come by one request
+            # one request reads neighbours in a segment
             assert answer.message_requests <= cold
             assert storage.calls("get_range") - before == answer.explain.requests == 1 + answer.message_requests
             if cold == 1:

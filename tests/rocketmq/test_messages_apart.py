@@ -1,4 +1,4 @@
-"""Keys of equal hash, and two stores in one index: each message is told from the others."""
+"""Keys of equal hash, and two stores in one index: an answer has only its own messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 
 def test_keys_of_equal_hash_are_told_apart(tmp_path, storage):
-    """Preset rocketmq has no fingerprint: every entry of the one key is found under the other, too."""
+    """Preset rocketmq has no fingerprint: a lookup of either key finds the entries of both."""
     store = tmp_path / "small"
     messages, offset = [], 0
     for number in range(40):

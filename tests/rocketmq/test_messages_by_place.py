@@ -1,4 +1,4 @@
-"""Messages by their place: offset message ids, local and archived; and how bodies are shown."""
+"""Messages by their place, with offset message ids, local and archived; and the display of bodies."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_every_message_by_its_id_local_and_archived(index, store):
 def test_a_large_archived_message_of_unknown_size_takes_two_requests(tmp_path, index, storage):
     big = message(0, body=os.urandom(100_000))
     source = lay_archived(index, tmp_path / "big", big, keyed(big.size, 1), segment_bytes=200_000)
-    source.at(0)  # the table of its segment is known from here on
+    source.at(0)  # from here on, the source has the table of its segment
     before = storage.calls("get_range")
     fetched = source.at(0)
     assert (fetched.state, fetched.message) == ("archived", big)
     assert storage.calls("get_range") - before == fetched.requests == 2
-    # whole pieces, the first one twice
+    # reads whole pieces, and the first one twice
     assert fetched.bytes == (1 << 14) + -(-big.size // PIECE_BYTES) * PIECE_BYTES
     assert source.at(big.size).requests == 1
 

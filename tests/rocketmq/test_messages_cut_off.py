@@ -1,4 +1,6 @@
-"""What a broker cut off stands in its log as it was: it is no live message, as far as the follower's memory tells."""
+"""Messages that a broker discarded stay in its log as they were. They are not answers, as far as the follower's record
+shows.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ KEPT, CUT, NEW = 10, 30, 3
 
 
 class Cut:
-    """A store of which the follower has put 40 messages; the last 30 were cut off, and 3 others were written, longer
-    ones.
+    """A store whose broker discarded the last 30 of 40 messages, which the follower had put. Then the broker wrote 3
+    other, longer ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +51,7 @@ class Cut:
 
     @property
     def behind(self) -> list[Message]:
-        """What was cut off and still stands there whole; the next segment is deleted."""
+        """The discarded messages that are still complete; the next segment is deleted."""
         return [one for one in self.before if self.writer.next_offset <= one.physical_offset < SEGMENT]
 
     def source(self, root: Path | None = None) -> RocketmqMessages:
@@ -125,8 +127,8 @@ def test_the_memory_of_another_log_tells_nothing(cut, tmp_path):
 
 
 def test_a_queue_ends_where_its_log_was_cut_off(cut):
-    """Entries of what was cut off stay in a queue, too, until they are written over: they are left out where the log
-    has nothing yet, and an error where it was written anew.
+    """A queue also keeps the entries of discarded messages until others overwrite them. It leaves them out where the
+    log has no message yet. If the log was rewritten there, they are an error.
     """
     cut.follow()
     live = cut.before[:KEPT] + [one for one in cut.scan() if "new" in one.index_keys]
@@ -153,7 +155,9 @@ def test_a_queue_ends_where_its_log_was_cut_off(cut):
 
 
 def test_damage_is_no_end(tmp_path):
-    """Messages behind damage that the follower stopped at are younger than what is before it: they were not cut off."""
+    """Messages after damage at which the follower stopped are younger than those before it: the broker did not discard
+    them.
+    """
     made = Followed(tmp_path)
     made.write(10)
     dispatcher = made.dispatcher()

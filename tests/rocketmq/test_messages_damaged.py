@@ -1,5 +1,5 @@
-"""Damaged, lost and rewritten messages: never an answer, always with the reason, and from the archive where its copy is
-whole.
+"""Damaged, lost and rewritten messages are never answers. They have a reason, or come from a sound copy in the
+archive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 
 
 def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
-    """Every byte of the message: the body's CRC, or a field, tells; the rest has no checksum in RocketMQ's format."""
+    """The test flips each byte of the message. The body's CRC or a field shows it; other bytes have no checksum in
+    RocketMQ's format.
+    """
     store, wanted = one_message(tmp_path, index)
     path = store / "commitlog" / segment_name(0)
     whole = path.read_bytes()
@@ -35,7 +37,7 @@ def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
         flip(path, at)
         answer = index.messages(wanted.topic, wanted.uniq_key, source=local)
         path.write_bytes(whole)
-        if answer.collisions:  # a topic or key that is another one now
+        if answer.collisions:  # the topic or key is another one now
             assert answer.messages == ()
             continue
         (fetched,) = answer.messages
@@ -45,8 +47,7 @@ def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
         else:
             assert fetched.state == "missing"
             assert fetched.problem
-    # what the format doesn't protect: flag, queue offset, sys flag, times below the second, hosts, counts, property
-    # values
+    # the format does not protect flag, queue offset, sys flag, times below the second, hosts, counts, property values
     checked_always = {*range(4), *range(4, 8), *range(8, 12), *range(12, 16), *range(28, 36)}
     body = wanted.encode().index(wanted.raw_body)
     checked_always |= set(range(body - 4, body + len(wanted.raw_body)))
@@ -55,7 +56,9 @@ def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, store, storage, monkeypatch, version):
-    """One flipped bit somewhere in each archived segment: by key, by place and by id, of either layout."""
+    """One bit is flipped somewhere in each archived segment. Lookups are by key, by place and by id, of either
+    layout.
+    """
     if version == 1:
         monkeypatch.setattr(archived, "SEGMENT_VERSION", 1)
         monkeypatch.setattr(archived, "PIECE_BYTES", 1 << 20)
@@ -95,7 +98,7 @@ def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, stor
 
 
 def test_damage_hides_no_more_than_its_piece(tmp_path, index, storage):
-    """What lies in other pieces is answered, and a bit that was wrong on its way only is read again."""
+    """Lookups of messages in other pieces succeed. A bit that only the transfer flipped causes another read."""
     messages = log(400)
     source = lay_archived(index, tmp_path / "laid", *messages, segment_bytes=100_000)
     (segment,) = index.archived()
@@ -122,7 +125,7 @@ def test_a_body_whose_crc_is_wrong_is_missing_locally_and_archived_where_the_cop
     fetched = asked(index, wanted, source_of(index, store))
     assert fetched.state == "archived"
     assert same(fetched, wanted)
-    assert "the body contradicts its CRC" in fetched.problem  # why it did not come from the store
+    assert "the body contradicts its CRC" in fetched.problem  # the reason why it does not come from the store
 
 
 @pytest.mark.parametrize("change", ["flipped", "cut", "gone"])
@@ -156,7 +159,7 @@ def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index
 
 
 def test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired(index, store, storage):
-    """Archived and then deleted by the broker, both since the reader last looked at the log."""
+    """The message was archived and deleted by the broker since the reader last read the log."""
     messages = index_log(index, store)
     index.seal()
     index.run_lifecycle()

@@ -1,6 +1,4 @@
-"""A log that was written anew, page by page: each message that lies there is answered once, by its own entry and in its
-order.
-"""
+"""A rewritten log, page by page: each present message is an answer once, by its own entry and in its order."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def there(offset: int, second: int, body: bytes = b"body", **fields) -> Message:
 
 
 def pages(index, source, max_count, **options) -> list[Fetched]:
-    """Return the answers of all pages, which are whole, and end."""
+    """Return the messages of all pages, which must be complete and come to an end."""
     found: list[Fetched] = []
     cursor = None
     for _ in range(1_000):
@@ -57,8 +55,8 @@ def order(fetched: Fetched) -> tuple[int, int, int]:
 
 @dataclass
 class Rewritten:
-    """A log whose places were written several times, and the entries of it all, of which some may be of no message
-    there is now.
+    """A log whose places were rewritten several times, and all its entries, some of them of messages that are no longer
+    there.
     """
 
     live: list[Message] = field(default_factory=list)
@@ -71,7 +69,7 @@ class Rewritten:
         for number in range(count):
             rewritten = random.random() < 0.7
             body = b"body" * random.randint(1, 3)
-            # of another key with an equal hash, as far as the index knows
+            # a message of another key with an equal hash, for the index
             other = {"properties": b"KEYS\x01order-4712\x02"} if random.random() < 0.2 else {}
             made.live.append(there(offset, random.choice([number, -number, 30 + number, number]), body, **other))
             writings = [made.live[-1]] if random.random() < 0.9 else []
@@ -91,7 +89,7 @@ class Rewritten:
         return made
 
     def expected(self, begin: int, end: int) -> list[Message]:
-        """Return the messages whose own entries lie within seconds, in order of those."""
+        """Return the messages whose own entries are in a range of seconds, in order of the entries."""
         found = []
         for one in self.live:
             second = one.store_ms // 1000
@@ -118,7 +116,7 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
             whole = encoded(one for one in found if one.message)
             assert whole == [one.encode() for one in expected], (begin, end, size)
             assert [order(one) for one in found] == sorted({order(one) for one in found})
-            # listed as missing: only what lies in a place of which no message is answered
+            # missing messages are only at places that have no answer
             answered = {one.physical_offset for one in expected}
             assert not answered & {one.item.offset for one in found if one.message is None and one.item}
             assert {one.state for one in found if one.message is None} <= {"missing"}
@@ -127,7 +125,7 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
 @pytest.mark.parametrize("max_count", PAGES)
 @pytest.mark.parametrize("late_s", [-300, -2, -1, 1, 2, 300])
 def test_a_tail_written_anew_is_answered_once(tmp_path, index, max_count, late_s):
-    """The clock went on, or was set back; the first messages stand as they were."""
+    """The clock advanced or was set back; the first messages are unchanged."""
     size = there(0, 0).size
     first = [there(number * size, number) for number in range(3)]
     before = [there(number * size, 1_000 + number) for number in range(3, 9)]
@@ -153,8 +151,8 @@ def test_an_entry_whose_message_is_archived_does_not_hide_the_one_that_lies_ther
 
 
 def test_a_page_that_is_full_in_the_middle_of_a_batch_ends_there(tmp_path, index):
-    """Two answers of one place may be more than a page takes; what is behind comes with the next one, collisions
-    counted once.
+    """A page may have no room for two answers of one place. The next page has the rest, and counts each collision
+    once.
     """
     size = there(0, 0).size
     before = there(0, 100)
@@ -178,7 +176,7 @@ def test_a_page_that_is_full_in_the_middle_of_a_batch_ends_there(tmp_path, index
 
 
 def test_a_hidden_entry_further_down_its_page_is_answered_there(tmp_path, index):
-    """After two entries of another key the index is asked for more than are wanted."""
+    """After two entries of another key, the lookup reads more entries than a page needs."""
     size = there(0, 0).size
     other = {"properties": b"KEYS\x01order-4712\x02"}
     now = [there(number * size, second) for number, second in enumerate((110, 109, 50, 90, 10))]

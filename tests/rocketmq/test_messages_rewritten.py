@@ -1,6 +1,4 @@
-"""A place that was written anew: the message that lies there now is the answer, also where the entry of the one before
-it is newer.
-"""
+"""A rewritten place: the present message is the answer, even if the entry of the earlier one is newer."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def entries(index, *messages: Message) -> None:
 
 @pytest.fixture(params=["local", "archived"])
 def place(request, tmp_path, index):
-    """Return a function that makes a log in which some messages lie, and a source of them: the store's, or its archived
-    segment's.
-    """
+    """Return a function that makes a log with some messages, and its source: the store, or the archived segment."""
 
     def laid(*messages: Message):
         if request.param == "local":
@@ -70,7 +66,7 @@ def test_a_range_that_the_message_is_not_of_has_none(index, place):
 
 
 def test_what_the_index_has_no_entry_of_is_missing(index, place):
-    """A store time that was damaged looks like another message."""
+    """A damaged store time makes the message look like another one."""
     put(index, there(0, 100))
     put(index, there(500, 0))
     (fetched, other) = ask(index, place(there(0, 0))).messages
@@ -78,7 +74,7 @@ def test_what_the_index_has_no_entry_of_is_missing(index, place):
 
 
 def test_another_size_in_the_same_second_is_found_with_a_word(index, place):
-    """Of two entries of one place and second the index keeps one."""
+    """Of two entries of one place and second, the index keeps one."""
     before, now = there(0, 0, b"long body"), there(0, 0)
     entries(index, before, now)
     (fetched,) = ask(index, place(now)).messages
@@ -109,7 +105,7 @@ def test_a_tail_that_was_rewritten_under_a_clock_that_was_set_back(tmp_path):
     dispatcher.run_once()
     cut_log(made.path, offset)
     made.writer = made.open_writer()
-    made.number -= 601  # as many fiftieths of a second
+    made.number -= 601  # 12 seconds earlier: messages are a fiftieth of a second apart
     assert made.write(1, keys=KEY, body=b"now") == [offset]
     assert [loss.kind for loss in dispatcher.run_once().losses] == ["rewritten"]
     list(rounds(dispatcher))

@@ -1,4 +1,4 @@
-"""Stores and storages that don't answer, or change while they are asked; and what a page costs."""
+"""Stores and storages that don't answer, or change during a lookup; and the cost of a page."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_a_store_that_can_not_be_read_is_an_error_unless_the_archive_has_it(inde
 
 
 def test_the_folder_is_listed_once_for_all_messages_of_a_page(index, store, monkeypatch):
-    """A broker's folder has hundreds of segments: listing them for each message would cost more than everything
-    else.
-    """
+    """A broker's folder has hundreds of segments: a listing for each message would cost more than all other steps."""
     messages = index_log(index, store)
     topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
     listing, looks = commitlog.list_segments, []

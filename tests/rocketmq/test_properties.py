@@ -1,4 +1,4 @@
-"""Properties, keys, tags code and text, as the broker's Java understands them."""
+"""Properties, keys, tags code and text, as the broker's Java code reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiered_index.rocketmq.log.layout import index_keys, java_text, parse_proper
 
 @pytest.mark.parametrize(
     ("stored", "utf16"),
-    [  # what `new String(bytes, UTF_8)` of OpenJDK 17 made of them
+    [  # the results of `new String(bytes, UTF_8)` of OpenJDK 17
         ("c3a9", "00e9"),
         ("f09f9a80", "d83dde80"),
         ("eda080", "fffd"),
@@ -31,7 +31,7 @@ def test_text_equals_java(stored, utf16):
     [
         ("", {}),
         ("no separators at all", {}),
-        ("KEYS\x01a b", {"KEYS": "a b"}),  # older clients leave the last end out
+        ("KEYS\x01a b", {"KEYS": "a b"}),  # older clients leave out the last separator
         ("KEYS\x01a\x02TAGS\x01t\x02", {"KEYS": "a", "TAGS": "t"}),
         ("KEYS\x01\x02TAGS\x01t\x02", {"TAGS": "t"}),
         ("\x01value\x02name\x02\x02\x01\x02a\x01b\x02", {"a": "b"}),

@@ -1,4 +1,4 @@
-"""Consume queues over several files, live, cut and damaged."""
+"""Consume queues over several files, live, truncated and damaged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_seek_finds_the_first_entry_at_or_behind(queue):
 
 @pytest.mark.parametrize("lost", [0, 10, 12, 23])
 def test_the_end_of_a_queue_is_behind_its_last_entry(queue, lost):
-    """A hole is no end, and nor is a file that is missing; a queue that is being written ends where its entries do."""
+    """A hole or a missing file is no end. If the broker is writing the queue, it ends after its last entry."""
     assert queue.end() == 25
     assert ConsumeQueue("T", 9, queue.folder / "missing").end() == 0
     path = queue.folder / segment_name(lost // PER_FILE * FILE_BYTES)

@@ -1,5 +1,7 @@
-"""RocketMQ's tools ask over a socket, and index, store and archived segments answer: its own recorded requests, every
-key of a store against a scan of its log, and what can't be had.
+"""Responses to RocketMQ's tools over a socket, from index, store and archived segments.
+
+The tests send RocketMQ's recorded requests, compare every key of a store with a scan of its log, and ask for messages
+that are unavailable.
 """
 
 from __future__ import annotations
@@ -74,18 +76,18 @@ async def client_of(index, *, host="127.0.0.1", keys=None, **settings):
 
 
 async def signed(client, code, **fields):
-    """Ask with the key of some topics."""
+    """Send a request with the access key that is limited to some topics."""
     command = Command(code=code, fields={"AccessKey": "pay", **fields})
     return await client.ask(code, {**command.fields, "Signature": signature(command, SECRET)})
 
 
 @pytest.fixture
 def messages(index, store) -> list[Message]:
-    """The golden store's, indexed and archived but for the last segment."""
+    """The messages of the golden store, indexed and, except for the last segment, archived."""
     return settled(index, store)
 
 
-# What the recording server answered, and the golden response that one read-only broker gives to the same request.
+# The recording server's response, and the golden response that one read-only broker gives to the same request.
 EXACT = {name: name for name in ("ok", "route_none", "consumer_offline", "system_topics", "view_none")}
 EXACT |= {name: name for name in ("view_0", "view_788", "view_4372", "groups_empty")} | {"groups_one": "groups_empty"}
 EXACT |= dict.fromkeys(("route_one", "route_std", "route_plain"), "route_one")
@@ -99,13 +101,13 @@ def _recorded(name: str, request: Command) -> Command:
     if name == "route_none":
         response = replace(response, remark=response.remark.replace("NoSuchTopic", request.fields["topic"]))
     if name == "route_one" and request.fields["topic"] not in ("TopicOrder", "TopicPay", "TopicTx"):
-        # the recording server claimed four queues for each topic, and the store has none of this one
+        # the recording server claimed four queues for each topic, and the store has one of this topic
         response = replace(response, body=response.body.replace(b'QueueNums":4', b'QueueNums":1'))
     return response
 
 
 def _wanted(messages: list[Message], fields: dict[str, str]) -> list[Message]:
-    """Return what a scan of the log finds for a query."""
+    """Return the messages that a scan of the log finds for a query."""
     topic, key, most = fields["topic"], fields["key"], int(fields["maxNum"])
     if fields["_UNIQUE_KEY_QUERY"] == "true":
         own = [m for m in scan(messages, topic, key) if m.uniq_key == key]
@@ -116,7 +118,7 @@ def _wanted(messages: list[Message], fields: dict[str, str]) -> list[Message]:
 
 @run
 async def test_recorded_requests_get_the_recorded_responses(index, store, messages):
-    """Each golden request, in its own serialisation, over one connection; the opaque is the one of the responses."""
+    """One connection sends each golden request in its own serialisation. The responses have the golden `opaque`."""
     exact, same, others = set(), set(), set()
     async with client_of(index, store=store, **GOLDEN) as client:
         for name in golden_frames.requests():
@@ -127,7 +129,7 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
             found = decode_frame(frame[4:])
             answer = golden["answeredWith"].split(".")[1]
             if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and "Group" in request.fields["topic"]:
-                answer = "route_none"  # no group has a topic of its own here
+                answer = "route_none"  # no group has its own topic here
             if answer in EXACT:
                 assert frame == encode_frame(_recorded(EXACT[answer], request)), name
                 exact.add(answer)
@@ -144,7 +146,7 @@ async def test_recorded_requests_get_the_recorded_responses(index, store, messag
                 others.add((answer, found.code))
     assert exact == EXACT.keys()
     assert same == SAME_RECORDS
-    # records that are in no store of the test's, lists of other topics and brokers, and a pull
+    # records that are not in the store, lists of other topics and brokers, and a pull
     assert others == {
         *((f"view_{kind}", 1) for kind in ("lz4", "zstd", "zlib", "v6")),
         *(("cluster", 0), ("topics", 0), ("runtime", 0), ("unsupported", 0)),
@@ -165,7 +167,7 @@ async def test_lists_of_a_name_server(index, messages):
             }
             runtime = json.loads((await client.ask(28, serialisation=serialisation)).body)
             assert runtime["table"]["brokerVersionDesc"].startswith("tiered-index ")
-            # as mqadmin's clusterList and the Dashboard's collector take them apart
+            # mqadmin's clusterList and the Dashboard's collector parse the values in this way
             assert float(runtime["table"]["getTotalTps"].split(" ")[0]) == int(runtime["table"]["msgGetTotalTodayNow"])
             configs = json.loads((await client.ask(21, {"topicSeq": "0"}, serialisation=serialisation)).body)
             assert sorted(configs["topicConfigTable"]) == json.loads(topics.body)["topicList"]
@@ -188,7 +190,7 @@ def test_a_route_leads_to_where_it_was_asked_for(index, messages):
 @pytest.mark.parametrize("serialisation", [JSON, BINARY])
 @run
 async def test_every_key_of_a_deleted_store_comes_from_the_archive(index, storage, messages, serialisation, caplog):
-    """A reader of the storage alone, all keys in flight at once, answers as the reference model and a scan do."""
+    """A reader of only the storage, with all keys in flight at once, answers as the reference model and a scan do."""
     model = ReferenceModel()
     for m in messages:
         put_message(model, m)
@@ -251,13 +253,13 @@ async def test_times_are_as_tools_give_them(index, store, messages):
 
 @run
 async def test_a_unique_key_is_found_whenever_it_was_stored(index, store, messages):
-    """`viewMessage` begins three days ago, since a broker has no older messages."""
+    """`viewMessage` asks for the last three days, since a broker has no older messages."""
     wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.index_keys[1:])
     late = {"beginTimestamp": str(wanted.store_ms + 86_400_000), "endTimestamp": FOREVER["endTimestamp"]}
     async with client_of(index, store=store) as client:
         found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.uniq_key, **late))
         assert records(found.body) == [wanted]
-        # a key of several is no unique key, and a key's begin counts
+        # one key of several is not unique, and its begin counts
         key = wanted.index_keys[1]
         assert (await client.ask(QUERY, by_unique_key(wanted.topic, key))).code == 22
         assert (await client.ask(QUERY, by_key(wanted.topic, key, **late))).code == 22
@@ -278,7 +280,7 @@ async def test_newer_clients_say_what_kind_of_key_it_is(index, store, messages):
 
 @run
 async def test_an_offset_id_asked_for_as_a_unique_key(index, store, messages):
-    """What tools do where the host in the id is gone; clients keep it where the message has no unique key."""
+    """Tools do this when the host in the id is gone. Clients keep the id if the message has no unique key."""
     wanted = next(m for m in messages if m.is_visible and not m.uniq_key)
     elsewhere = wanted.offset_msg_id.replace("7F000001", "7F000002")
     async with client_of(index, store=store) as client:
@@ -290,7 +292,7 @@ async def test_an_offset_id_asked_for_as_a_unique_key(index, store, messages):
 
 
 def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
-    """The one that was asked is meant, else the one that has the topic; a guess is no answer."""
+    """The broker at the request's address answers, else the one that has the topic. The server never guesses."""
     hosts = [Host("127.0.0.1", 1), Host("10.0.0.2", 10911), Host("10.0.0.3", 10911)]
     topics = ["orders", "orders", "pay"]
     made = []
@@ -327,7 +329,7 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
         cut = len(found) - 3
         lacking = f"{cut} of {len(found)} messages, the older ones, do not fit into a frame of 16 MiB"
         assert (answer.code, answer.remark) == (0, lacking)
-    # one that no frame holds is left out by itself
+    # a message too large for any frame is left out alone
     monkeypatch.setattr(broker_module, "_ROOM_BYTES", max(m.size for m in found) - 1)
     answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), HERE)
     assert 0 < len(records(answer.body)) < len(found)
@@ -395,7 +397,9 @@ def test_a_lookup_that_takes_too_long_is_told_and_one_of_a_client_that_is_gone_i
 
 @run
 async def test_damage_is_told_without_names(index, store, storage, messages, caplog):
-    """A flipped bit of an archived segment or of the index is an error, never a shorter answer. No path leaves."""
+    """A flipped bit of an archived segment or of the index causes an error, never a shorter answer. The error names no
+    path.
+    """
     wanted = next(m for m in messages if m.is_visible and m.uniq_key)
     name = index.archived()[0].name
     flip_object(storage, name, wanted.physical_offset + 4)
@@ -473,7 +477,7 @@ def test_nothing_is_written_and_what_is_unknown_says_so(index):
 
 @run
 async def test_signed_requests(index, store, messages):
-    """With keys configured, each recorded signed request is answered, and no other one is."""
+    """With access keys configured, the server answers each recorded signed request, and no others."""
     seen = set()
     async with client_of(index, store=store, keys=KEYS) as client:
         for name in golden_frames.requests():
@@ -510,7 +514,7 @@ async def test_a_key_sees_its_topics_only(index, store, messages):
 
 @run
 async def test_entries_of_places_of_other_topics_are_no_window(index, store, messages, monkeypatch):
-    """A key of some topics got another answer where a message of another topic begins than where none does."""
+    """A response to a limited access key used to show whether a message of another topic begins at a place."""
     waits = []
     monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: waits.append(passed_s) or 0.0)
     other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
@@ -531,7 +535,7 @@ async def test_entries_of_places_of_other_topics_are_no_window(index, store, mes
 
 
 def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage, messages, monkeypatch):
-    """The answer told that another topic's message is damaged, by an id that names its place."""
+    """A response used to say that another topic's message is damaged, with an id that names its place."""
     monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: 0.0)
     other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
     name = index.archived()[0].name
@@ -558,7 +562,9 @@ def test_a_folder_that_is_no_store_is_refused(index, tmp_path):
 
 
 def test_one_damaged_message_of_many_is_no_shorter_answer(index, store, storage, messages, caplog):
-    """Whatever bit of an archived segment flips, in a key, too: a query that reaches it fails, and others don't."""
+    """Whatever bit of an archived segment flips, even in a key: a query that reaches it fails, and other queries
+    succeed.
+    """
     delete_segments(store, BEGIN_OF_LAST)
     sizes = {lookup: len(scan(messages, *lookup)) for lookup in lookups(messages)}
     topic, key = max(sizes, key=lambda lookup: sizes[lookup])
@@ -585,7 +591,7 @@ def test_wrong_offsets_look_like_no_damage_and_fill_no_log(index, messages, capl
     broker = ReadOnlyBroker(index)
     for offset in range(messages[3].physical_offset + 1, messages[3].physical_offset + 40):
         assert broker.look_up(Command(code=VIEW, fields={"offset": str(offset)}), HERE).code == 1
-    # the lines for debugging do not count: a test of the command line may have turned them on
+    # debug lines do not count: a test of the command line may have turned them on
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
@@ -655,7 +661,7 @@ def test_what_tools_ask_beside_messages(index, messages):
     none = ask(351, topic="none")
     assert (none.code, none.remark) == (17, "No topic in this broker. topic: none")
     assert (ask(224).code, ask(224).remark) == (1, "the custom field <cluster> is null")
-    # what clusterList of 4.x and 5.x splits and prints
+    # the text that clusterList of 4.x and 5.x splits and prints
     table = json.loads(ask(28).body)["table"]
     for name in ("putTps", "getTransferedTps", "getTransferredTps"):
         assert table[name].split(" ")[0] == "0.0"
@@ -666,7 +672,7 @@ def test_what_tools_ask_beside_messages(index, messages):
 
 @pytest.mark.parametrize("most", [1, 3, 32])
 def test_pages_go_on_behind_the_last_key(index, store, messages, most):
-    """As RocketMQ 5.5 asks: the key of the page's last message in its index, by hours."""
+    """RocketMQ 5.5 asks for pages by the key of the last message in its index, hour by hour."""
     broker = ReadOnlyBroker(index, store=store)
     topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
     expected, found = scan(messages, topic, key), []
@@ -695,7 +701,7 @@ def test_refused_signatures_are_logged_counted_and_told(index, messages, caplog)
     for request in (wrong, Command(code=12345)):
         assert asyncio.run(server.respond(request, HERE, "10.0.0.9")).code == 16
     assert counted == [("rocketmq:QUERY_MESSAGE", "NoPermission"), ("rocketmq:other", "NoPermission")]
-    assert told == [(16, False), (16, False)]  # nothing of who sent them is proven
+    assert told == [(16, False), (16, False)]  # nothing proves the sender
     assert "QUERY_MESSAGE from 10.0.0.9 is refused" in caplog.text
 
 
@@ -714,7 +720,9 @@ def test_the_recorded_pull_gets_the_first_message_of_its_queue(index, store, mes
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_every_queue_of_the_store_is_pulled_whole(index, store, messages, most):
-    """Page by page against a scan of the log, and the ends of each queue; then behind a segment that was deleted."""
+    """The test compares each page with a scan of the log, and the ends of each queue. It repeats this after a segment
+    was deleted.
+    """
     for begin_of_log in (0, 16_384):
         delete_segments(store, begin_of_log)
         broker = ReadOnlyBroker(index, store=store)
@@ -732,7 +740,7 @@ def test_every_queue_of_the_store_is_pulled_whole(index, store, messages, most):
                     assert (int(answer.fields["minOffset"]), int(answer.fields["maxOffset"])) == (begin, end)
                     found, at = found + page, at + len(page)
                 assert [m.encode() for m in found] == [m.encode() for m in kept]
-                # at the end, behind it, before the begin
+                # at the end, after it, before the begin
                 assert (answer.code, answer.remark, at) == (19, "OFFSET_OVERFLOW_ONE", end)
                 answer = pull(broker, topic, queue_id, end + 1)
                 moved = answer.code, answer.remark, answer.fields["nextBeginOffset"]
@@ -750,7 +758,7 @@ def test_statistics_of_a_topic(index, store, messages):
         queue = _of_queue(messages, "TopicOrder", queue_id)
         offsets = f'{{"lastUpdateTimestamp":{queue[-1].store_ms},"maxOffset":{len(queue)},"minOffset":0}}'
         rows.append(f'{{"brokerName":"b","queueId":{queue_id},"topic":"TopicOrder"}}:{offsets}')
-    # as RocketMQ's library writes a table whose names are objects
+    # RocketMQ's library writes a table whose names are objects in this way
     assert body == '{"offsetTable":{' + ",".join(rows) + '},"topicPutTps":0.0}'
 
 
@@ -791,7 +799,7 @@ def test_a_pull_is_no_longer_than_a_brokers(index, tmp_path):
 
 
 def test_queues_and_topics_that_there_are_not(index, store, messages):
-    """A topic that a key may not see is none; the names of topics lead nowhere."""
+    """A topic that an access key may not see does not exist for it. A topic's name never leads to other files."""
     index.put("../commitlog", 0, "k", 0, 100, 1_700_000_000_000)
     broker = ReadOnlyBroker(index, store=store)
 
@@ -808,7 +816,7 @@ def test_queues_and_topics_that_there_are_not(index, store, messages):
     for queue_id in (-1, 4, 10**18):
         answer = pull(broker, "TopicOrder", queue_id, 0)
         assert (answer.code, answer.body) == (29, b"")
-    # a queue of its number that has no message
+    # the queue exists, but has no message
     for path in (store / "consumequeue" / "TopicOrder" / "1").iterdir():
         path.unlink()
     assert [pull(broker, "TopicOrder", 1, at).code for at in (0, 5)] == [19, 21]
@@ -821,7 +829,7 @@ def test_queues_and_topics_that_there_are_not(index, store, messages):
 
 
 def test_a_pull_ends_before_damage_and_fails_at_it(index, store, messages, caplog):
-    """Whatever bit of a message or of its entry flips: never a message skipped, nor another one."""
+    """Whatever bit of a message or of its entry flips, the pull never skips a message or returns a wrong one."""
     chosen = random.Random(11)
     queue = _of_queue(messages, "TopicOrder", 1)
     (entries,) = (store / "consumequeue" / "TopicOrder" / "1").iterdir()

@@ -1,4 +1,4 @@
-"""The codec of RocketMQ's remoting protocol: its own frames, any command there and back, and bytes that lie."""
+"""The codec of RocketMQ's remoting protocol: golden frames, round trips of any command, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tiered_index.rocketmq.remoting.frames import (
 SECRET = "0123456789abcdef"
 KEYS = {"archiveReader": AccessKey(SECRET)}
 _I32 = st.integers(-(2**31), 2**31 - 1)
-# what has a code point has UTF-8, but for surrogates
+# every code point except surrogates has UTF-8
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 
 
@@ -42,7 +42,7 @@ def test_every_golden_frame_is_understood():
 
 
 def test_golden_frames_are_written_byte_for_byte():
-    # but for JSON requests: the order of their fields is that of Java's HashMap, which means nothing
+    # not JSON requests: their fields are in the order of Java's HashMap, which has no meaning
     binary = [n for n in golden_frames.requests() if golden_frames.frames()[n]["serialisation"] != "JSON"]
     assert (len(golden_frames.responses()), len(binary)) == (74, 28)
     for name in golden_frames.responses() + binary:
@@ -115,7 +115,7 @@ def test_no_bytes_do_more_than_be_refused(data):
         command = decode_frame(bytes(frame))
     except InvalidArgument:
         return
-    # what was understood can be repeated, unless its code is one of JSON's
+    # the codec can encode every command that it decoded, unless its code is one of JSON's
     if -(2**15) <= command.code < 2**15 and -(2**15) <= command.version < 2**15:
         assert decode_frame(encode_frame(command)[4:]).fields == command.fields
 

@@ -1,4 +1,4 @@
-"""The server's connections over real sockets: many, slow, silent, lying and gone; its bounds hold for each."""
+"""The server's connections over real sockets: many, slow, silent, invalid and ended. Its bounds hold for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN, BROKEN_AT_ONCE = 34, 12, 33, 106, 206, 1
 
 
 class FakeBroker:
-    """Answers with the request's body, `HELD` ones once they are released."""
+    """Answers with the request's body; `HELD` requests wait until they are released."""
 
     def __init__(self) -> None:
         self.held = threading.Semaphore(0)
@@ -76,7 +76,7 @@ async def serving(*, threads=16, tls=None, audit=None, observe=None, **bounds):
 
 @asynccontextmanager
 async def accounting(**limits):
-    """A server, and what its requests were accounted for as: opaque and code of the response."""
+    """A server, and the accounts of its requests: opaque, and code of the response."""
     audited, observed = [], []
     limits["audit"] = lambda request, response, is_known: audited.append((request.opaque, response.code))
     limits["observe"] = lambda request, response, seconds: observed.append((request.opaque, response.code))
@@ -91,7 +91,7 @@ async def held(server, count=1):
 
 
 async def until(condition):
-    """Let the loop go on until a condition holds."""
+    """Run the event loop until a condition holds."""
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
@@ -156,7 +156,7 @@ async def test_requests_that_wait_for_a_thread_count_once_though_their_client_ha
             await held(server)
             await until(lambda: server._requests == 4)
         await until(lambda: server.connections == 0)
-        # the one in the thread is still under way
+        # the request in the thread still runs
         assert sorted(audited) == sorted(observed) == [(n, 2) for n in range(1, 4)]
         server.broker.release.set()
         await until(lambda: len(observed) == 4)
@@ -272,7 +272,7 @@ async def test_two_hundred_connections_at_once():
 
 @run
 async def test_connections_are_bounded(caplog):
-    """What is refused is told once, however often it is tried."""
+    """One log line reports the refusal, however often clients try."""
     caplog.set_level(logging.WARNING)
     async with serving(connections_at_most=2) as server:
         async with Client.open(server) as first:
@@ -290,7 +290,7 @@ async def test_connections_are_bounded(caplog):
 
 @run
 async def test_requests_of_one_connection_are_bounded():
-    """What is beyond the bound is not read until there is room; another connection is not held up."""
+    """The server does not read requests over the bound until there is room. It does not delay another connection."""
     async with serving(requests_of_connection=3) as server:
         async with Client.open(server) as client, Client.open(server) as other:
             await client.send(*[Command(code=HELD, opaque=n) for n in range(5)])
@@ -326,7 +326,7 @@ async def test_a_lookup_that_waited_for_too_long_is_not_begun():
 
 @run
 async def test_a_client_that_takes_nothing_holds_little_and_ends():
-    """Its responses count as unsent; while they are too many nobody's lookups are begun."""
+    """Its responses count as unsent. While they are too many, the server begins no lookups."""
     async with serving(unsent_bytes=20 << 20, idle_s=2) as server:
         async with Client.open(server, limit=1) as slow:
             await slow.send(*[Command(code=LONG, opaque=n) for n in range(3)])
@@ -377,7 +377,7 @@ async def test_close_ends_what_is_under_way():
 @run
 async def test_a_server_among_others_of_one_loop():
     server = RemotingServer(FakeBroker(), port=0)
-    server.stop()  # of what has not begun there is nothing to end
+    server.stop()  # a server that has not begun has nothing to end
     ready = asyncio.Event()
     serving = asyncio.create_task(server.serve(ready.set))
     await ready.wait()
@@ -392,7 +392,7 @@ async def test_a_server_among_others_of_one_loop():
 
 
 def certificate(folder: Path) -> Path:
-    """Write a key and a certificate for 127.0.0.1 that it signs itself, into one file."""
+    """Write a key and a self-signed certificate for 127.0.0.1 into one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
@@ -429,7 +429,7 @@ async def test_encrypted_connections(tls, tmp_path):
 async def test_a_handshake_that_does_not_begin_ends_its_connection(tls, monkeypatch):
     monkeypatch.setattr(server_module, "_HANDSHAKE_S", 0.1)
     async with serving(tls=tls) as server, Client.open(server) as client:
-        # sooner than asyncio's minute
+        # sooner than asyncio's timeout of a minute
         assert await asyncio.wait_for(client.ended(), 30.0)
 
 

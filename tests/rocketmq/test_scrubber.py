@@ -1,6 +1,4 @@
-"""What lies further back than a round compares is compared little by little: a deep cut is noticed while the follower
-runs.
-"""
+"""The scrubber compares older ranges in small steps: it notices a deep cut while the follower runs."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from tiered_index.rocketmq.follow.fingerprints import Scrubber
 
 STEP = 500
 ROUNDS = 2 * SEGMENT // STEP + 40
-"""All of two segments, and a round more for each fingerprint."""
+"""Rounds for all of two segments, and one more for each fingerprint."""
 
 
 @pytest.fixture
 def dispatcher(followed, monkeypatch) -> SteppedDispatcher:
-    """A dispatcher that compares the newest 600 bytes in every round, 500 others little by little, and everything only
-    at a start.
+    """A dispatcher that compares the newest 600 bytes in every round, 500 older bytes in small steps, and everything
+    only at a start.
     """
     monkeypatch.setattr(fingerprints, "NEAR_BYTES", 600)
     monkeypatch.setattr(fingerprints, "FAR_BYTES", 600)
@@ -56,9 +54,9 @@ def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followe
     begins = [offset for offset, _ in read].count(0)
     assert begins > 2
     covered = {at for offset, size in read for at in range(offset, offset + size)}
-    # of a blank there is only its head
+    # a blank has only its head
     assert {one.begin for one in dispatcher.fingerprints.ranges if one.begin >= 0} <= covered
-    assert len(covered) >= dispatcher.position - 200  # but for the blank between the segments
+    assert len(covered) >= dispatcher.position - 200  # except the blank between the segments
 
 
 @pytest.mark.parametrize("at", [40, 3_000, SEGMENT + 100])
@@ -70,7 +68,7 @@ def test_a_byte_that_is_changed_far_back_is_noticed_without_a_start(followed, di
 
 
 def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, dispatcher):
-    """The broker is still far from the position, and what stands before the position is what was read."""
+    """The broker is still far from the position, and the bytes before the position are those that were read."""
     offset = min(one.end for one in dispatcher.fingerprints.ranges if one.end > SEGMENT + 1_000)
     followed.come_again(offset)
     offsets = followed.write(3, body=b"x" * 41)

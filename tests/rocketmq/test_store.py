@@ -1,4 +1,4 @@
-"""Where a commit log ends, found without reading it: equal to what a walk says, for logs of any shape."""
+"""The end of a commit log, found without a walk: it equals the end that a walk finds, for logs of any shape."""
 
 from __future__ import annotations
 
