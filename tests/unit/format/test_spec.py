@@ -163,7 +163,7 @@ def packed_dump():
 def trailer_parts(data):
     tail = parse_trailer(data, "example", len(data)).tail
     parts = [(4, f"filter: block 0, word {word}" if not word else f"word {word}") for word in range(8)]
-    parts += sized("4 directory: groups | 4 blocks | 4 group 0: first_slot | 4 count | 8 offset | 4 length | 4 crc32")
+    parts += sized("4 directory: groups | 4 blocks | 4 group 0: first_slot | 4 count | 8 position | 4 length | 4 crc32")
     parts += sized(f"4 first_block | 4 blocks | {tail.metadata_length} text | 8 tail: magic | 4 format version")
     parts += sized("4 reserved | 8 trailer position | 8 filter length | 8 directory length | 8 metadata length")
     return parts + sized("4 filter crc32 | 4 directory crc32 | 4 metadata crc32 | 4 crc32 of the 60 bytes before")
