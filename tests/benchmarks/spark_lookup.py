@@ -42,7 +42,7 @@ class SparkLookup:
         master = setting.masters[0] if setting.masters else SCALE_MASTER
         counts = wanted_keys(setting)
         columns: tuple[str, ...] = ("keys", "asked for", "found", "objects", "requests", "MiB read", "of the index")
-        columns += ("Python workers, peak MiB", "Java, peak MiB", "answers compared with a reader's", "seconds")
+        columns += ("Python workers, peak MiB", "Java, peak MiB", "answers compared", "seconds")
         columns += ("load average",)
         for entries in _scale(setting):
             index: dict[str, Any] = {}
