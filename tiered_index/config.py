@@ -339,7 +339,8 @@ def usable_uri(uri: str) -> str:
 def unknown(name: str, known: Iterable[str], *tables: str) -> str:
     """Return the message about a setting, in `tables`, that is not one of the `known`."""
     prefix = "".join(f"{table}." for table in tables)
-    return f"unknown setting {prefix + name!r}{did_you_mean(name.lower(), known, prefix)}"
+    hint = f"; {tables[0]} has {', '.join(known)}" if tables else "; docs/settings.md lists the settings"
+    return f"unknown setting {prefix + name!r}{did_you_mean(name.lower(), known, prefix) or hint}"
 
 
 def variables() -> list[str]:

@@ -183,7 +183,8 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
         return path, unknown(path[-1], known, *path[:-1])
     sentence = in_our_words(error)
     if error["type"] != "value_error":
-        return path, f"setting {name} {sentence}"
+        example = f", such as {name}.{next(iter(TABLES[name]))}" if name in TABLES else ""
+        return path, f"setting {name} {sentence}{example}"
     if name in TABLES:
         # a message about a table begins with the name of a setting in it
         inner = re.split("[ .:]", sentence, maxsplit=1)[0]

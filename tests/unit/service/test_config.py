@@ -70,7 +70,11 @@ def test_a_wrong_value_is_named(setting):
     ("setting", "message"),
     [
         ({"slotz": 1}, "unknown setting 'slotz'; did you mean 'slots'?"),
-        ({"wholly_other": 1}, "unknown setting 'wholly_other'"),
+        ({"wholly_other": 1}, "unknown setting 'wholly_other'; docs/settings.md lists the settings"),
+        (
+            {"retention": {"x": 1}},
+            "unknown setting 'retention.x'; retention has age_s, topics, max_bytes, segments_age_s, grace_s",
+        ),
         ({"s3": {"regoin": "x"}}, "unknown setting 's3.regoin'; did you mean 's3.region'?"),
         ({"prices": {"as_off": "x"}}, "unknown setting 'prices.as_off'; did you mean 'prices.as_of'?"),
         ({"slots": "many"}, "setting slots must be a whole number"),
@@ -85,7 +89,7 @@ def test_a_wrong_value_is_named(setting):
         ({"flush_interval_s": 0}, "setting flush_interval_s must be greater than 0"),
         ({"upload_part_bytes": 5}, "setting upload_part_bytes must be at least 5242880"),
         ({"item_type": int}, "setting item_type must be a class that derives from IndexItem"),
-        ({"s3": 7}, "setting s3 must be a table of settings"),
+        ({"s3": 7}, "setting s3 must be a table of settings, such as s3.endpoint_url"),
         ({"s3": {"endpoint_url": "x"}}, "setting s3.endpoint_url must look like https://host[:port]"),
         ({"root": "a\0b"}, r"setting root: not a path of this system: 'a\x00b': embedded null byte"),
     ],
@@ -216,7 +220,7 @@ def test_true_is_no_age_of_a_topic():
 
 
 def test_a_file_may_not_have_names_of_arguments(toml):
-    with pytest.raises(ConfigError, match="unknown setting 'environment'; unknown setting 'self'"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'environment'; .*; unknown setting 'self'"):
         IndexConfig.load(toml("environment = false\nself = 1"))
 
 
