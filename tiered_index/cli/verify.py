@@ -156,6 +156,8 @@ def verify(
             session.out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
         if repairs and not yes:
             session.out.remark("nothing was changed: pass --yes to apply")
+    elif report.findings and client is None and not files:
+        session.out.remark("to print the repairs, run it again with --deep --repair")
     checked = Counter(document["checked"])
     counts = [counted(checked[name], text) for name, text in _NAMES.items() if checked[name]]
     read = checked["bytes"] + checked["object_bytes"]

@@ -55,6 +55,8 @@ def test_an_unsealed_file_without_its_journal(run_here, damaged):
     path.with_suffix(".journal").unlink()
     (found,) = findings(run_here("verify", "--root", damaged.root, "--json"))
     assert (found["file"], found["part"]) == (str(path), "journal")
+    assert "run it again with --deep --repair" in run_here("verify", "--root", damaged.root).err
+    assert "`tiered-index verify --deep --repair --root" in run_here("recover", "--root", damaged.root).err
 
 
 def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):

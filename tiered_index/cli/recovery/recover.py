@@ -125,6 +125,10 @@ def recover(
         session.out.line(f"recovered: {note}")
     for problem in document["problems"]:
         session.out.line(f"problem: {problem}")
+    if damaged:
+        session.out.remark(f"to print the repairs, run `tiered-index verify --deep --repair --root {config.root}`")
+    if document["storage"] != "reached":
+        session.out.remark("the storage did not answer: run it again when it does")
     if document["status"] == "damaged":
         return CorruptFile.exit_code
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
