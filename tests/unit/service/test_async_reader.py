@@ -1,4 +1,4 @@
-"""`AsyncIndexReader` answers as the reader beneath; a cancelled task sends nothing more."""
+"""`AsyncIndexReader` answers like its `IndexReader`. A cancelled task sends no further request."""
 
 import asyncio
 
@@ -100,7 +100,7 @@ def test_a_cancelled_task_sends_no_further_request(uri):
             await reader.query("t", "k")
             return sent, storage.requests() - before - sent
 
-    # the one that hung
+    # only the request that hung
     sent, needed = asyncio.run(asyncio.wait_for(cancelled(), 120))
     assert sent == 1 < needed
 

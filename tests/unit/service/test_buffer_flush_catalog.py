@@ -1,6 +1,4 @@
-"""The write buffer's bounds, what a flush does with wild clocks, when files are sealed, and when a handle's files may
-go.
-"""
+"""The write buffer has bounds, and a flush handles wild clocks. Files are sealed by age, and handles are released."""
 
 import random
 import sys
@@ -66,8 +64,9 @@ def test_seconds_too_far_apart_for_one_file_take_several(open_index):
 
 
 def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
-    """Late messages and whole windows inside a file are found around their own time (RocketMQ selects files by their
-    begin only).
+    """Late messages and whole windows inside a file are found at their own time.
+
+    RocketMQ selects files only by their begin.
     """
     index = open_index("root", items=100)
     times = [T, T + 600_000, T - 900_000, T + 5_000, T + 900_000, T - 1_800_000]
@@ -103,7 +102,7 @@ def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
 
 
 def test_local_copies_go_by_age_or_by_bytes_oldest_first(open_index, clock):
-    index = open_index(local_keep_s=100, local_keep_bytes=1500)  # one file has some 1,100 bytes
+    index = open_index(local_keep_s=100, local_keep_bytes=1500)  # one file has about 1,100 bytes
     for offset in range(3):
         index.put("t", 0, "k", offset, 1, T + offset)
         upload(index)
@@ -119,7 +118,7 @@ def test_local_copies_go_by_age_or_by_bytes_oldest_first(open_index, clock):
 
 
 def test_positions_survive_every_file(open_index, storage):
-    """Also those of entries that all had wild clocks, and of empty batches."""
+    """This includes positions of empty batches, and of entries that all had wild clocks."""
     index = open_index("root", local_keep_s=0)
     index.put("t", 0, "k", 1, 1, 0, source="wild", source_position=7)
     index.flush()
@@ -139,7 +138,7 @@ def test_positions_survive_every_file(open_index, storage):
 
 
 def test_the_logs_positions_never_run_ahead_of_entries_in_quarantine(open_index):
-    """Whoever takes over after the loss of this machine goes on at the log's positions."""
+    """After the loss of this host the next writer continues from the log's positions."""
     for wild_first in (True, False):
         index = open_index(storage_backend=MemoryStorage(), items=4, local_keep_s=0)
         if not wild_first:
@@ -147,11 +146,11 @@ def test_the_logs_positions_never_run_ahead_of_entries_in_quarantine(open_index)
             index.flush()
         index.put("t", 0, "k", 0, 1, 0, source="s", source_position=1)
         index.flush()
-        last = 4 if wild_first else 3  # fills the main file exactly
+        last = 4 if wild_first else 3  # these entries fill the main file exactly
         for offset in range(2, last + 1):
             index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
         index.flush()
-        index.run_lifecycle()  # the first main file is full and goes; the quarantine file is still taking entries
+        index.run_lifecycle()  # the full main file is uploaded, and the quarantine file still accepts entries
         assert [o.lane for o in index.log_state.objects.values()] == ["main"]
         assert index.log_state.positions == {}
         upload(index)
@@ -164,7 +163,8 @@ def test_a_local_copy_stays_while_it_alone_says_a_position(open_index):
     for offset in range(1, 4):
         index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
     index.flush()
-    index.run_lifecycle()  # published without positions, since the quarantine file waits; and nothing else local says 3
+    # The upload has no positions, because the quarantine file waits. No other local file has position 3.
+    index.run_lifecycle()
     assert [h.place for h in index.files() if h.lane == "main"] == ["uploaded"]
     index.abandon()
     index = open_index("root", items=4, local_keep_s=0)
@@ -176,7 +176,9 @@ def test_a_local_copy_stays_while_it_alone_says_a_position(open_index):
 
 @pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
 def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
-    """A quarantine file that goes first says nothing of the main file's entries, put before or in between."""
+    """The upload of a quarantine file says nothing about entries of the main file that were put before or
+    in between.
+    """
     for offset, timestamp_ms in enumerate(times, 1):
         index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
         index.flush()
@@ -231,7 +233,7 @@ def test_what_a_running_query_may_need_is_kept():
     catalog.reclaim()
     assert gone == []
     second = catalog.reading()
-    second.__enter__()  # began after the removal: in nobody's way
+    second.__enter__()  # this reading began after the removal, so it does not delay it
     catalog.remove("f", lambda: gone.append("new"))
     first.__exit__(None, None, None)
     catalog.reclaim()
@@ -252,7 +254,7 @@ def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
         if known is None or kind < 0.3:
             low = rng.randrange(50)
             present[file_id] = _Handle(file_id, low, low + rng.randrange(20))
-            if known is not None:  # a successor holds what its predecessor held
+            if known is not None:  # a successor's interval includes its predecessor's
                 present[file_id].second_min = min(low, known.second_min)
                 present[file_id].second_max = max(low, known.second_max)
             catalog.put(present[file_id])
@@ -273,7 +275,9 @@ def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
 
 
 def test_a_table_that_comes_where_a_look_has_been_is_seen(monkeypatch):
-    """The look stands between the place of the table, which begins later, and that of the file it was made of."""
+    """The walk is between the table's place, which begins later, and the place of the file from which the table was
+    made.
+    """
     catalog = Catalog()
     for handle in (_Handle("file", 0, 10), _Handle("beside", 4, 6)):
         catalog.put(handle)
@@ -291,7 +295,7 @@ def test_a_table_that_comes_where_a_look_has_been_is_seen(monkeypatch):
 
 
 def test_a_view_that_a_change_makes_old_is_shown_to_nobody():
-    """The change comes just before the view is kept: a lookup that begins after the change has to see it."""
+    """The change comes just before the view is kept. A lookup that begins after the change must see it."""
     changer = None
 
     class Watched(Catalog):
@@ -315,7 +319,7 @@ def test_a_view_that_a_change_makes_old_is_shown_to_nobody():
 
 @pytest.mark.parametrize("change", ["put", "extend", "put lower"])
 def test_a_file_is_visible_at_every_moment_of_a_change(change):
-    """A lookup at any line of the change, as a thread could be switched there, meets the file."""
+    """A lookup at any line of the change, where the thread may be switched, finds the file."""
     catalog = Catalog()
     for number in range(6):
         catalog.put(_Handle(f"f{number}", number, number + 10))
@@ -365,15 +369,16 @@ def test_a_worker_outlives_errors_and_shows_them():
 def test_merged_chunks_keep_the_positions_of_both(index):
     for position, source in enumerate(("a", "b"), 1):
         index.put("t", 0, "k", position, 1, T, source=source, source_position=position)
-        assert len(index.query("t", "k")) == position  # closes the chunk, and merges it with the one before
+        assert len(index.query("t", "k")) == position  # the lookup closes the chunk, and merges it with the one before
     assert index.query("t", "k").explain.files_read == 1
     index.flush()
     assert index.durable_positions() == {"a": 1, "b": 2}
 
 
 def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
-    """A file that has positions but no entries is given up where an entry's time does not fit; the next journal takes
-    them over.
+    """If an entry's time does not fit a file with positions but no entries, the writer drops the file.
+
+    The next journal takes over the positions.
     """
     index = open_index("root", max_early_s=1e12)
     index.put_batch(batch(0), "s", 9)
@@ -388,11 +393,11 @@ def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
 def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(index, monkeypatch):
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
-    # the compiled core goes through no table of topics
+    # the compiled core does not use the table of topics
     monkeypatch.setattr(kernels, "_core", None)
 
     class Places(dict[str, int]):
-        """Topics of a batch, of which each look finds that the writer has meanwhile flushed one more topic."""
+        """Topics of a batch. During each look at them the writer flushes one more topic."""
 
         def __contains__(self, topic):
             index.put(f"new {len(index.topics())}", 0, "k", 1, 1, T)

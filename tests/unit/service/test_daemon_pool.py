@@ -1,5 +1,6 @@
-"""Pools of threads that nobody waits for: one that can't be started costs nothing but itself, and a close of several
-waits once.
+"""Nobody waits for the threads of these pools. If one cannot start, only its call fails.
+
+A close of several pools waits once.
 """
 
 import threading
@@ -17,7 +18,7 @@ NAME = "tested-pool"
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """A pool that is closed waits for its threads, however busy the machine is."""
+    """A closed pool waits for its threads, even on a busy machine."""
     monkeypatch.setattr(pool_module, "_CLOSE_S", 60.0)
 
 
@@ -37,7 +38,7 @@ def test_the_first_thread_cant_be_started(limit):
     with pytest.raises(StorageUnavailable, match="can't start new thread"):
         pool.submit(made.append, 1)
     pool.submit(made.append, 2).result(30)
-    # what raised was not done behind it
+    # the refused call did not run later
     assert made == [2]
     both = threading.Barrier(2)
     for future in [pool.submit(both.wait, 30) for _ in range(2)]:
@@ -54,7 +55,7 @@ def test_no_thread_is_left_behind_a_refused_call(limit):
             pool.submit(int)
     for _ in range(5):
         pool.submit(int).result(30)
-    # one call at a time needs one thread, whatever was refused before
+    # one call at a time needs one thread, however many calls were refused before
     assert len(threads()) == 1
     pool.close()
 
@@ -66,7 +67,7 @@ def test_a_further_thread_cant_be_started(limit):
     limit.refuse(NAME)
     second = pool.submit(threading.current_thread)
     assert len(threads()) == 1
-    # the next one begins a thread, which does what is queued first
+    # the next call starts a thread, which first runs the queued call
     third = pool.submit(threading.current_thread)
     assert second.result(30) in threads() and third.result(30) in threads()
     assert not first.done()
@@ -130,7 +131,7 @@ def test_pools_closed_together_wait_once(together, monkeypatch):
 
 
 class JoinClock:
-    """A clock that moves only by the waits for threads, which end at once."""
+    """Time passes only by waits for threads, which end at once."""
 
     def __init__(self, monkeypatch):
         self.waited_s = 0.0

@@ -1,4 +1,4 @@
-"""Exports: every entry once, whatever state its file is in, as of one position of the log, and back into an index."""
+"""An export has every entry once, in any state of its file, as of one log position. An import accepts it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def put(index, numbers, topic="t"):
 
 
 def rows(export):
-    """The whole export: its rows as a multiset, and what it counted."""
+    """Return the rows of the export as a multiset, after a check of its counts."""
     with export:
         table = pa.Table.from_batches(list(export), export.schema)
     checksum = sum(entries_checksum(batch, export.entry_schema) for batch in table.to_batches()) % 2**64
@@ -41,7 +41,7 @@ def rows(export):
 
 
 def expected(numbers, topic="t"):
-    """Of each entry what doesn't depend on ids and fingerprints."""
+    """Return the fields of each entry that do not depend on ids and fingerprints."""
     keys = [(n, key) for n in numbers for key in (f"k{n % 3}", f"own-{n}")]
     return Counter((topic, n % 2, n, 10 + n, T + 1000 * n, hash_key(topic, key)) for n, key in keys)
 
@@ -54,9 +54,9 @@ def test_every_state_has_each_entry_once(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(20))
     upload(index)
-    index.run_lifecycle()  # retired: in the storage alone
+    index.run_lifecycle()  # retired: only the storage has it
     put(index, range(20, 30))
-    index.seal()  # compacted by the next round
+    index.seal()  # the next round compacts it
     put(index, range(30, 34))
     index.flush()
     put(index, range(34, 36))  # in the buffer

@@ -1,6 +1,4 @@
-"""Other systems' entries: a subclass of `IndexItem` with further columns, through every state, with and without the
-class at hand.
-"""
+"""A subclass of `IndexItem` has further columns for other systems. They survive every state, also without the class."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     index = open_index("root", item_type=OrderItem, local_keep_s=0)
     put(index, 7)
     put(index, 5, offset=2)
-    put(index, 7, price=2.5)  # same identity: the greater one counts
-    put(index, 5)  # another region: another answer
+    put(index, 7, price=2.5)  # the same identity: the greater price counts
+    put(index, 5)  # another region is another answer
     batch = ROW | {"offset": [9], "region": [65_535]}
     index.put_batch(batch | {"price": [3.5], "tag": [b"xyzw"]})
     arrays = {"offset": [8], "price": [4], "tag": pa.array([b"q"], pa.binary())}
@@ -85,7 +83,8 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
         check(reader.query, None)
     upload(index)
     check(index.query)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:  # the class is made from the declaration
+    # the reader makes the class from the declaration
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         check(reader.query, None)
         item = reader.query("t", "k").items[0]
         assert (type(item).__name__, item.to_dict()["tag"]) == ("OrderItem", b"xyzw".hex())
@@ -110,7 +109,7 @@ def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
     for zone in (5, -5, -(2**63), 2**63 - 1):
         index.put("t", 0, "Aa", 1, 1, T, zone=zone)
     for _ in range(2):
-        # one Java hash, and nothing to tell them apart by
+        # these have the same Java hash, and nothing else distinguishes them
         assert [i.zone for i in index.query("t", "BB")] == [-(2**63), -5, 5, 2**63 - 1]
         cursor = index.query("t", "Aa", max_count=1).cursor
         assert [i.zone for i in index.query("t", "Aa", cursor=cursor)] == [-5, 5, 2**63 - 1]
@@ -162,7 +161,7 @@ def test_numpy_columns_of_the_caller_are_copied(open_index):
 
 @pytest.mark.parametrize(("name", "value"), [("note", b"abcd\0"), ("note", "ab"), ("weight", 1e39)])
 def test_values_that_a_column_would_change_are_refused(open_index, name, value):
-    """Bytes would lose what is beyond their width, and a small float its range: neither happens silently."""
+    """Longer bytes would be cut, and greater numbers become infinite. Both raise an error."""
     index = open_index("narrow", item_type=NarrowItem)
     row = {"note": b"ok", "weight": 1.5} | {name: value}
     with pytest.raises(InvalidArgument, match=name):
@@ -189,7 +188,7 @@ BYTES = {
 
 @pytest.mark.parametrize("way", ["put", *BYTES])
 def test_bytes_of_fixed_width_keep_every_byte(open_index, storage, way):
-    """One UUID in 256 ends in a zero byte, which NumPy and C take for the end."""
+    """One UUID of 256 ends in a zero byte, which ends a text in NumPy and C."""
 
     @dataclass(frozen=True, kw_only=True)
     class Digest(KeyedIndexItem):
@@ -269,11 +268,11 @@ def test_answers_are_sequences(index):
 
 
 def test_entries_folded_though_their_content_differs_are_counted(index):
-    """Without a position of their own they are one answer; the same message put again is no loss."""
+    """Entries without their own position fold into one answer. The same message put twice is not counted."""
     for second in (0, 0, 1, 2):
         index.put("t", 0, "k", 0, 10, T + second * 1000)
     index.put("t", 0, "k", 0, 11, T)
-    index.flush()  # the file has five, the buffer gets one
+    index.flush()  # the file has five entries, and the buffer gets one
     index.put("t", 1, "k", 0, 10, T)
     index.put("t", 1, "k", 0, 10, T)
     result = index.query("t", "k")
@@ -281,7 +280,7 @@ def test_entries_folded_though_their_content_differs_are_counted(index):
     assert (result.explain.folded_entries, result.to_dict()["explain"]["folded_entries"]) == (4, 4)
     assert index.query("t", "none").explain.folded_entries == 0
     assert index.query_many([Lookup(topic="t", key="k"), Lookup(topic="t", key="x")]).explain.folded_entries == 4
-    # of a page of one, too, for which a file passes on no more than two entries
+    # the count is the same for a page of one entry, for which a file returns at most two
     upload(index)
     assert index.query_many([Lookup(topic="t", key="k", max_count=1)]).explain.folded_entries == 4
     assert index.health()["folded_entries"] == 12
@@ -324,7 +323,7 @@ def test_documents_have_the_fields_however_a_class_keeps_them(slots):
     item = Item(topic="t", topic_id=1, queue_id=2, offset=3, size=4, timestamp_ms=5000, key_hash=6, tag=b"ab")
     expected = {"topic": "t", "topic_id": 1, "queue_id": 2, "offset": 3, "size": 4, "timestamp_ms": 5000, "key_hash": 6}
     if not slots:
-        # such as what a cached property leaves
+        # a cached property leaves such an attribute
         object.__setattr__(item, "beside", 1)
     assert item.to_dict() == expected | {"tag": "6162"}
 
@@ -355,7 +354,7 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
         with IndexReader.open(storage_backend=storage, clock=clock, item_type=kind) as reader:
             (answer,) = results = reader.query_many([("t", "k")])
             assert (answer.status, answer.items[0].status, answer.items[0].lookup) == ("complete", 3, 4)
-            # a table has one column of a name
+            # a table cannot have two columns of one name
             with pytest.raises(InvalidArgument, match="have a column 'status', which clashes with a column of answ"):
                 _table([Lookup(topic="t", key="k")], results)
             with pytest.raises(InvalidArgument, match="have a column 'lookup'"):

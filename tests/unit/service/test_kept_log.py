@@ -145,6 +145,6 @@ def test_damage_is_no_state_and_is_told_once(tmp_path, states, file, how, caplog
         assert [reader.read() for _ in range(3)] == [None] * 3
     told = [one for one in caplog.messages if "kept in the root can't be used" in one]
     assert len(told) == (0 if (file, how) == ("log", "gone") else 1)
-    # the next change is another file
+    # the next change rewrites `log`, and not `log-whole`
     kept.keep(states[4])
     assert (reader.read() is None) == (file == "log-whole")

@@ -1,4 +1,4 @@
-"""Log records and checkpoints as bytes, their order, leases as objects."""
+"""Log records and checkpoints are bytes in a fixed order. Leases are objects."""
 
 import json
 import os
@@ -65,7 +65,7 @@ positions = st.dictionaries(texts, numbers, max_size=3)
 sums = st.integers(0, 2**32 - 1)
 segment_names = st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", fullmatch=True)
 places = texts, st.integers(0, 2**62), st.integers(0, 2**43), sums, sums
-# an object has some bytes more than the segment
+# an object is some bytes longer than its segment
 segments = st.tuples(segment_names, *places, st.integers(0, 2**40), sizes).map(
     lambda given: ArchivedSegment(*given[:6], given[3] + given[6], given[7])
 )
@@ -162,7 +162,7 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
     publish(log, epoch, remove=(an_object(3).name, "data/none"))
     publish(log, epoch, (an_object(20),), remove=(an_object(4).name,), positions={"s": 1, "t": 5})
     assert not before.objects
-    assert log.state.positions == {"s": 8, "t": 5}  # positions never go back
+    assert log.state.positions == {"s": 8, "t": 5}  # positions never decrease
     assert sorted(o.sequence for o in log.state.objects.values()) == [0, 1, 2, 5, 6, 7, 8, 20]
     assert StorageLog(storage, clock).open() == log.state
     digests = [(number, log.record(number).digest) for number in (4, 8, 12)]
@@ -170,7 +170,7 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
     assert log.state.object_of(an_object(20).file_id) == an_object(20)
     assert log.state.object_of(an_object(3).file_id) is None
     number = log.state.number
-    publish(log, epoch, (an_object(20),), remove=(an_object(4).name,))  # all done already
+    publish(log, epoch, (an_object(20),), remove=(an_object(4).name,))  # the state has this record already
     assert log.state.number == number
 
 
@@ -192,7 +192,7 @@ def test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over(
 
 def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
     class Repeats(FaultStorage):
-        """Answers as a backend does that repeated its own successful put."""
+        """Answer like a backend that repeated its own successful put."""
 
         def put_if_absent(self, name, data):
             super().put_if_absent(name, data)
@@ -237,7 +237,7 @@ def test_a_listing_that_repeats_or_lacks_records_makes_none_of_them_old(log, sto
 
 @pytest.mark.parametrize("error", [lambda text: CorruptFile("db", text), InvalidArgument])
 def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_is(log, storage, clock, error):
-    """Callers take back what they uploaded only after errors that are none of the storage's."""
+    """Callers delete their uploads only if an error says that the record does not exist."""
     faulty = FaultStorage(storage)
     other = StorageLog(faulty, clock)
     epoch = other.claim_epoch() if other.open() else 0
@@ -278,7 +278,7 @@ def test_a_record_that_readers_would_refuse_is_not_written(log, storage, clock, 
     with pytest.raises(InvalidArgument, match=rf"invalid record.*{said}"):
         log.append("bad", None, lambda _: replace(record, **bad))
     assert ({info.name for info in storage.list("")}, log.state) == (before, state)
-    # the log goes on, with what is as it should be
+    # the log accepts the corrected record
     written = log.append("good", None, lambda _: replace(record, **good))
     assert written.number == state.number + 1 and StorageLog(storage, clock).open() == written
 
@@ -300,7 +300,7 @@ def test_a_record_that_contradicts_the_state_is_not_written(log):
 
 @pytest.mark.parametrize("read", [StorageLog.refresh, StorageLog.read_next])
 def test_a_damaged_record_leaves_no_half_of_itself(log, storage, clock, read):
-    """Of a record that removes an object and contradicts the state behind it, a reader takes nothing."""
+    """The second record removes an object and contradicts the state. A reader applies no part of it."""
     publish(log, log.claim_epoch(), (an_object(1),))
     reader = StorageLog(storage, clock)
     state = reader.open()
@@ -354,7 +354,7 @@ def test_a_record_under_another_number_is_damage(log, storage, clock):
 
 
 class SteppingClock(ManualClock):
-    """Its monotonic time goes on by a second with each look at it; its wall time is the storage's, and stands."""
+    """The monotonic time advances by a second at each call. The wall time, which is the storage's, stays the same."""
 
     def monotonic_s(self):
         self._monotonic_s += 1
@@ -400,7 +400,7 @@ def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock, shared):
     old = Lease(shared, 1, "a", clock, 60)
     clock.advance(61)
     Lease(shared, 2, "b", clock, 60)
-    old.renew()  # a paused writer wakes
+    old.renew()  # a paused writer continues
     with pytest.raises(LockHeld):
         claim(shared, "c")
     claim(shared, "b")
@@ -435,7 +435,7 @@ def test_a_lease_of_the_storages_future_is_watched_for_its_time_to_live(clock):
     Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, "a", clock, 60)
     storage, claimer = MemoryStorage("went-back", clock=clock), SteppingClock(0)
     assert writer_of(storage).state == "gone"
-    # a round of the life cycle does not wait, and remembers
+    # a round of the life cycle does not wait, and remembers when it began to watch
     watch = LeaseWatch(storage, claimer)
     with pytest.raises(LockHeld, match="60 s"):
         watch.check("b", "")

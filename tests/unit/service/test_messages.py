@@ -1,5 +1,6 @@
-"""Fetching messages: collisions dropped, counted and paged past; nothing that is listed by the index is lost on the
-way.
+"""`messages` fetches messages: it drops and counts collisions, and reads further pages in their place.
+
+No entry of the index is lost on the way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ T = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Text:
-    """A message of no system."""
+    """A message of no particular system."""
 
     text: str
 
@@ -27,8 +28,9 @@ class Text:
 
 
 class Library:
-    """Messages by offset: those of `others` carry another key, those of `states` can't be had, `errors` are raised by
-    their place.
+    """Return messages by offset.
+
+    Messages of `others` have another key. Those of `states` are not available. `errors` has an error for an offset.
     """
 
     def __init__(self, others=(), states=None, errors=None):
@@ -53,7 +55,7 @@ class Library:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """An index with entries at offsets 0..299 under one key, the newest with the greatest offset."""
+    """An index with entries at offsets 0 to 299 under one key. The newest has the greatest offset."""
     root = tmp_path_factory.mktemp("filled")
     with IndexService.open(root=root, storage="memory://messages", slots=7, items=500, background=False) as index:
         for number in range(300):
@@ -100,7 +102,7 @@ def test_collisions_are_dropped_counted_and_paged_past(filled, max_count, step):
         if cursor is None:
             break
         assert answer.status == "truncated"
-        # a page is full as long as there are messages for it
+        # a page is full if there are enough messages
         assert len(answer) == max_count
         assert found == wanted[: max_count * (page + 1)]
     assert answer.status == "complete"
@@ -182,7 +184,7 @@ def test_a_cursor_belongs_to_its_query(filled):
     cursor = filled.messages("t", "k", max_count=2, source=Library(others=[299])).cursor
     with pytest.raises(InvalidCursor):
         filled.messages("t", "other", cursor=cursor, source=Library())
-    # it is that of a query, too
+    # the cursor is that of a query, too
     assert [item.offset for item in filled.query("t", "k", max_count=1, cursor=cursor)] == [296]
 
 

@@ -1,4 +1,4 @@
-"""What an index in a process of one's own tells: a Prometheus collector, and a line of the log for each step."""
+"""A process with an index has a Prometheus collector, and logs a line for each step."""
 
 import logging
 import sys

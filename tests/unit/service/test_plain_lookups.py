@@ -1,4 +1,4 @@
-"""Lookups without cursor, limits and spans: one call of the compiled core checks, hashes and answers them."""
+"""One call of the compiled core checks, hashes and answers a lookup without cursor, limits and spans."""
 
 import copy
 import gc
@@ -24,7 +24,7 @@ TOPICS = ["t", "тема", " t", "\x85t", "\U0001f511", "t" * MAX_TOPIC_UNITS]
 
 @pytest.fixture
 def index(open_index):
-    """Entries of each topic and key in a compacted file, and later ones in an unsealed file; none in the buffer."""
+    """For each topic and key, entries in a compacted file and later ones in an unsealed file. The buffer is empty."""
     compiled_core()
     service = open_index(slots=50, items=4_000)
     for part in range(2):
@@ -82,7 +82,7 @@ def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_entri
     def refuse(*_):
         raise AssertionError("prepared")
 
-    # the first one makes the view
+    # the first lookup makes the view
     assert len(index.query("t", "k")) == 6
     monkeypatch.setattr(QueryEngine, "prepare", refuse)
     assert [item.offset for item in index.query("t", "k")] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]
@@ -122,7 +122,7 @@ def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
     index.query("t", "k")
     if not is_plain:
         index.put("t", 0, "k", 2_000_000, 1, T_MS + 1_000_000_000)
-    # begins and ends are those of the files when the answer's `explain` is looked at
+    # the begin and end of a file are read when the caller uses `explain`
     kept = index.query("t", "k", None, T_MS + 2_000_000_000)
     index.put("t", 0, "other", 5, 1, T_MS + 1_500_000_000)
     index.flush()

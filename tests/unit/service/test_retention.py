@@ -1,4 +1,4 @@
-"""The rule: which horizon it says, how horizons of several rules add up, and what of a log's state goes."""
+"""A retention rule has a horizon. Horizons of several rules add up. Whole objects expire."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Archived segments: there once a record says so, once, whole, and only by the index's writer."""
+"""Only the index's writer archives segments. A record names each archived segment once, and the segment is complete."""
 
 import zlib
 
@@ -60,7 +60,7 @@ def test_a_segment_goes_up_once(open_index, faulty):
     puts, number = faulty.calls("put"), index.log_state.number
     assert archive(index, data, start=500) is False
     assert (faulty.calls("put"), index.log_state.number) == (puts, number)
-    assert archive(index, data, start=500, store="t") is True  # another store's
+    assert archive(index, data, start=500, store="t") is True  # another store's segment
     assert [s.store for s in index.archived()] == ["s", "t"]
     assert index.archived("t")[0].store == "t"
     assert index.archived("u") == ()
@@ -95,7 +95,7 @@ def test_readers_and_the_next_writer_see_it(open_index, storage, clock):
     assert archive(again, content(1000), start=500) is False
 
 
-# another beginning, other sizes
+# changed content, another size
 CHANGED = [(content(1000, 2), 0, False), (content(999), None, False), (content(1000) + b"x", None, False)]
 
 
@@ -140,16 +140,16 @@ def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record
     old, new = content(HEAD_BYTES) * 2, content(HEAD_BYTES) + content(HEAD_BYTES, 3)
     archive(index, old)
     (before,) = index.archived()
-    with pytest.raises(CorruptFile, match="rewritten"):  # the copy is the younger one
+    with pytest.raises(CorruptFile, match="rewritten"):  # the copy is younger
         rewritten(index, content(HEAD_BYTES, 3) * 2, before.published_ms - 1)
     assert rewritten(index, old, before.published_ms) is False
     number = index.log_state.number
     with IndexReader.open(storage_backend=storage) as reader:
         clock.advance(5)
-        assert rewritten(index, new, before.published_ms) is True  # although its head and its time are the copy's
+        assert rewritten(index, new, before.published_ms) is True  # head and time equal those of the copy
         assert index.log_state.number == number + 1
         (after,) = index.archived()
-        assert reader.segment_archive.read(before, 0, len(old)) == old  # a reader behind the log has it still
+        assert reader.segment_archive.read(before, 0, len(old)) == old  # a reader behind the log still has the old copy
         assert index.segment_archive.read(after, 0, len(new)) == new
         reader.refresh()
         assert reader.archived() == (after,)
@@ -160,7 +160,7 @@ def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record
         rewritten(index, new[:-1], clock.now_ms())
     index.close()
     clock.advance(2 * 86400)
-    archive(open_index("a"), content(10), start=10**9)  # sweeps
+    archive(open_index("a"), content(10), start=10**9)  # the archiving sweeps
     assert len(names(storage)) == 2
     assert before.name not in names(storage)
 
@@ -205,7 +205,7 @@ def test_a_closed_index_archives_nothing(index):
 
 
 def sending(index, what):
-    """Return what sends a file or a segment, again if need be, and what tells its name in the log."""
+    """Return a function that sends a file or a segment (again), and one that returns its names in the log."""
     if what == "segments/":
         return lambda: archive(index, content(1000)), lambda: [segment.name for segment in index.archived()]
     index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
@@ -271,14 +271,15 @@ def test_a_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
         archive(index, content(1000))
     puts = faulty.calls("put")
     assert archive(index, content(1000)) is (when == "before")
-    assert faulty.calls("put") == puts + (when == "before")  # a checkpoint: the object that is there already serves
+    # a new checkpoint, but no second object: the uploaded one is used
+    assert faulty.calls("put") == puts + (when == "before")
     assert names(faulty) == [index.archived()[0].name]
 
 
 def crashed(open_index, faulty):
-    """A writer that dies between upload and record, and one in the midst of an upload in parts."""
+    """Crash a writer between upload and record, and in an upload in parts."""
     index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
-    # a dead one takes nothing back
+    # a dead process deletes nothing
     faulty.fail("abort_upload", error=KeyboardInterrupt)
     for operation, prefix, size, start in (("put_if_absent", "log/", 1000, 0), ("upload_part", "", 6 << 20, 10**7)):
         faulty.fail(operation, error=KeyboardInterrupt, name_prefix=prefix)
@@ -295,14 +296,14 @@ def test_what_a_crash_left_is_swept_by_the_next_run(open_index, faulty):
     faulty.put("segments/t/00000000000000000000/00000000000000000001-0123456789abcdef.log", b"another store's")
     left = names(faulty)
     again = open_index("a", storage_backend=faulty)
-    assert names(faulty) == left  # recovery's own sweep is of index files
+    assert names(faulty) == left  # the sweep of a recovery deletes only index files
     assert archive(again, bytes(1000))
     assert sorted(names(faulty)) == sorted([again.archived()[0].name, *left[1:]])
     assert list(faulty.list_uploads("segments/")) == []
 
 
 def test_what_a_record_has_removed_of_late_is_not_swept(open_index, faulty, clock):
-    """Readers may be at it."""
+    """Readers may still use it."""
     first = open_index("a", storage_backend=faulty)
     archive(first, content(1000))
     (old,) = names(faulty)
@@ -361,8 +362,9 @@ def test_a_writer_fenced_between_upload_and_record_takes_its_object_back(open_in
 
 
 def test_the_sweep_of_an_older_epoch_spares_a_newer_upload(open_index, faulty, clock):
-    """The old writer has looked at the log, was paused, and sweeps when the new one's object is there and its record
-    isn't yet.
+    """A writer of an older epoch reads the log and is paused.
+
+    It sweeps after the new writer's upload, before its record.
     """
     old = open_index("a", storage_backend=faulty)
     clock.advance(3600)

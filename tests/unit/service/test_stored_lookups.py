@@ -1,4 +1,4 @@
-"""A reader's lookups of stored files: the core answers them as the search file by file does, costs included."""
+"""A reader looks up in stored files. The core's answers and costs equal those of the search file by file."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ CACHED = {"filter_after_probes": 1, "cache_dir": "cache"}
 
 @pytest.fixture(scope="module", params=["files", "tables", "rocketmq"])
 def store(request, tmp_path_factory):
-    """The folder of an index in a folder, of files or of window tables."""
+    """The folder of an index, which has its files or window tables in a subfolder."""
     compiled_core()
     folder = tmp_path_factory.mktemp(request.param)
     random_ = random.Random(7)
@@ -43,7 +43,7 @@ def store(request, tmp_path_factory):
 
 
 def told(reader, lookup):
-    """Return everything that an answer tells, or the error."""
+    """Return everything that an answer says, or the error."""
     try:
         answer = reader.query(**lookup)
     except TieredIndexError as error:
@@ -86,7 +86,7 @@ def test_answers_and_costs_are_those_of_the_search_file_by_file(store, settings,
         if settings.get("block_cache_bytes") != 0:
             assert one.storage.total.requests == other.storage.total.requests
             assert one.storage.total.bytes_read == other.storage.total.bytes_read
-        # these are what the core has answered
+        # the number of lookups that the core answered
         answered = one._engine.plain.complete
     assert answered > 70 or "directory_cache_bytes" in settings
 
@@ -97,14 +97,14 @@ def test_pages_are_those_of_the_search_file_by_file(store):
             with using(None):
                 expected = list(other.query_all(**lookup, max_count=1))
             found = list(one.query_all(**lookup, max_count=1))
-            # whether a page is proven to be the last one depends on which file was read first
+            # the first file that is read decides whether the page is proven to be the last
             assert [page.items for page in found if page.items] == [page.items for page in expected if page.items]
             assert found[0].seen == expected[0].seen
         assert one._engine.plain.truncated
 
 
 def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
-    """Its local files, and tables that only the storage has, are one view; a lookup with limits counts the tables."""
+    """One view has the writer's local files and the tables in the storage. A lookup with limits counts the tables."""
     uri, random_ = (tmp_path / "storage").as_uri(), random.Random(9)
     settings = {"slots": 40, "items": 4_000, "max_late_s": 10**9, "local_keep_s": 0}
     compiled_core()
@@ -137,7 +137,7 @@ def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["reader", "writer"])
 def test_an_interrupt_while_a_bound_is_left_does_not_outlive_the_lookup(store, tmp_path, kind, monkeypatch):
-    """Ctrl-C between the last line of a lookup and the end of its bounds: later lookups have none of them."""
+    """Ctrl-C comes between a lookup's last line and the end of its bounds. Later lookups have none of these bounds."""
     if kind == "reader":
         index = open_reader(store)
     else:
@@ -200,7 +200,7 @@ def test_harm_of_an_object_is_told_as_before(store, tmp_path, harm):
 
 
 def test_a_file_that_two_threads_open_is_opened_once(store):
-    """A second opening changes nothing: the first one's lookups may be under way."""
+    """A second opening changes nothing, because lookups of the first one may still run."""
     with open_reader(store) as reader:
         first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
         cold = reader._cold_paths[0]
@@ -220,7 +220,7 @@ def test_a_file_that_two_threads_open_is_opened_once(store):
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, ZeroDivisionError])
 def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
-    """Ctrl-C, or what a signal handler raises, ends a lookup that reads a block; the next one is answered."""
+    """Ctrl-C, or another error of a signal handler, ends a lookup during a block read. The next lookup works."""
     with open_reader(store) as reader:
         lookup = {"topic": "b", "key": "k1"}
         answer = reader.query(**lookup).items
@@ -237,7 +237,7 @@ def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
 
 
 def test_threads_that_look_up_while_the_view_changes(tmp_path):
-    """Files appear and become window tables; each lookup finds what was published before it began."""
+    """Files appear and become window tables. Each lookup finds everything that was published before it began."""
     compiled_core()
     uri = (tmp_path / "storage").as_uri()
     settings = {"slots": 40, "items": 1_000, "background": False, "max_late_s": 10**9}

@@ -1,6 +1,4 @@
-"""Whatever is merged, however often: every key is answered as before and as the model says, and no entry is lost or
-doubled.
-"""
+"""After any merges every key has the same answers as before, and as the model. No entry is lost or doubled."""
 
 import dataclasses
 import random
@@ -26,7 +24,7 @@ KINDS = {
 
 
 def hours_of(day, seed, count=40, hours=(1, 9, 23)):
-    """Return rows of files of some hours of a day: a key that all have, some that few have, and one of its own."""
+    """Return rows of files of some hours of a day: a key in all files, some keys in a few, and one in a single file."""
     rng = random.Random(seed)
 
     def row(start):
@@ -83,7 +81,10 @@ def test_every_key_answers_alike_before_and_after_each_tier(merging, kind):
 
 @pytest.mark.parametrize("kind", ["native", "rocketmq", "extended"])
 def test_files_that_straddle_windows(merging, kind):
-    """Each entry goes to the table of its window; two files over a border, entries on the border's seconds."""
+    """Each entry is merged into the table of its window.
+
+    Two files cross a border, and entries have the border's seconds.
+    """
     life = merging(**KINDS[kind])
     for start in (-2 * HOUR_MS, -1000):
         life.put([(BASE_MS + DAY_MS + start + step * 1000 * 61, f"k{step % 3}") for step in range(200)])
@@ -111,7 +112,7 @@ def test_late_entries_make_small_tables_that_are_folded_when_they_are_worth_it(l
     assert life.merge().sources == 1
     assert life.windows() == [(0, 24), (0, 24), (24, 24)]
     life.check()
-    # a quarter of what is there is worth the work
+    # a quarter of the table's size is worth the work
     life.put(hours_of(0, seed=8, count=120, hours=(6,))[0])
     life.publish()
     assert life.merge().sources == 3
@@ -135,7 +136,7 @@ def test_small_tables_are_folded_before_there_are_too_many(life):
 
 
 def test_a_late_file_under_a_longer_table(life):
-    """What comes late for a month that is merged already becomes a day's table, then part of the month."""
+    """Late entries of a month that is merged already become a day's table, then part of the month's table."""
     fill(life)
     life.later()
     life.merge(30 * DAY_S)
@@ -216,15 +217,13 @@ def test_the_range_of_a_merge(life):
 
 
 def test_topic_ids_that_clash(merging):
-    """The same id for two names, two ids for one name, and an id that is taken where another must move to: names
-    decide.
-    """
+    """Names decide if two names have one id, if one name has two ids, or if the new id is already taken."""
     for preset in ("native", "rocketmq"):
         life = merging(preset=preset)
         ids = [{"Aa": 5, "BB": 6}, {"BB": 5, "Aa": 7}, {"Aa": 6, "C#": 5, "x": 7}, {"x": 5}]
         ids += [{"y": 2**31 - 1}, {"Aa": 2**31 - 1}]
         for number, names in enumerate(ids):
-            life.move(f"root{number}")  # one writer would refuse to clash
+            life.move(f"root{number}")  # one writer would refuse such ids
             for topic, topic_id in names.items():
                 rows = [(BASE_MS + number * HOUR_MS + step * 1000, "k") for step in range(20)]
                 life.put(rows, topic=topic, topic_id=topic_id)
@@ -261,7 +260,7 @@ def test_several_indexes_with_tables_are_read_as_one(merging):
 
 
 COLLIDING = ("Aa", "BB")
-"""Topics of one Java hash."""
+"""Topics whose Java hash is the same."""
 
 
 def publish_without_topics(life, patch):
@@ -276,7 +275,7 @@ def test_one_source_without_a_topic_table(merging, monkeypatch, preset):
     life = merging(preset=preset)
     for hour in range(4):
         for number, topic in enumerate(("orders", "payments")):
-            # keys of their own: without names only hashes tell topics apart
+            # Keys that differ by topic. Without names, only hashes distinguish topics.
             rows = [(BASE_MS + hour * HOUR_MS + n * 1000, f"{topic}-{n % 5}") for n in range(20)]
             life.put(rows, topic, topic_id=10 + number)
         if hour == 2:

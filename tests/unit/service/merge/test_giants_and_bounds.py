@@ -1,6 +1,4 @@
-"""One hot key and bounded memory: pieces are small whatever the window's size, and a giant slot goes on in further
-shards.
-"""
+"""A merge of one hot key needs bounded memory: pieces are small for any window, and a giant slot has several shards."""
 
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -25,7 +23,7 @@ def small_pieces(monkeypatch):
 
 
 def parts_of(life):
-    """Return the shards of the tables by their slots, each list newest first."""
+    """Return the shards of the tables by their slots. Each list is newest first."""
     shards = [
         (s.shard.table, s.shard.slot_low, s.shard.slot_high, -s.second_max, s.name, s)
         for s in life.state.objects.values()
@@ -53,13 +51,13 @@ def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life):
     life.check(questions=SOME)
     recorder = Recorder(life.storage)
     with life.reader(recorder, block_cache_bytes=0) as reader:
-        reader.query("t", "hot", max_count=10**6)  # directories are known from here on
+        reader.query("t", "hot", max_count=10**6)  # this reads the directories
         for reads, max_count in ((1, 5), (len(parts), 10**6)):
             recorder.reset()
             found = reader.query("t", "hot", max_count=max_count)
             assert life.answers(found) == life.model.query("t", "hot", max_count=max_count)
             assert len({read.name for read in recorder.reads}) == reads
-    # the parts are sources of the next tier, and become parts again
+    # the next tier merges the parts, and writes parts again
     life.merge(30 * 86400)
     assert len(max(parts_of(life), key=len)) >= 5
     life.check(questions=SOME)
@@ -87,7 +85,7 @@ def test_one_second_is_never_divided(life):
 
 
 def test_pieces_and_parts_of_uploads_stay_small(merging, monkeypatch):
-    """Twice the entries, pieces of the same size, and no more bytes held for an upload."""
+    """With twice the entries, pieces have the same size, and an upload holds no more bytes."""
 
     class TinyParts(MemoryStorage):
         min_part_bytes = 1 << 9
@@ -117,7 +115,7 @@ def test_pieces_and_parts_of_uploads_stay_small(merging, monkeypatch):
 
 @pytest.mark.parametrize("hours", [4, 300])
 def test_a_window_may_get_many_more_entries_than_its_share(life, hours):
-    """Entries are taken to be spread evenly over a file's seconds; here nearly all lie in one of its windows."""
+    """A plan assumes that entries are spread evenly over a file's seconds. Here nearly all are in one window."""
     middle = hours // 2
     life.put([(BASE_MS, "first"), (BASE_MS + hours * HOUR_MS, "last")])
     life.put([(BASE_MS + middle * HOUR_MS + step * 1000, f"k{step}") for step in range(2500)])
@@ -130,7 +128,7 @@ def test_a_window_may_get_many_more_entries_than_its_share(life, hours):
 
 
 def test_pieces_of_many_small_files_are_as_small(merging):
-    """Each file is one slot group, which begins at slot 0 and spans all."""
+    """Each file is one slot group, which begins at slot 0 and covers all slots."""
     life = merging(settings={"slots": 64})
     for number in range(20):
         life.put([(BASE_MS + number * HOUR_MS + step * 1000, f"k{number}-{step}") for step in range(60)])
@@ -148,7 +146,7 @@ def test_shards_are_cut_by_slots_and_each_holds_its_own(life, monkeypatch):
     fill_hot(life, hot=30, others=600)
     plan = life.plan(shard_bytes=1 << 20)
     assert len(plan.jobs[0].tasks) == 1
-    # plans don't make shards of less than 1 MiB: cut this one by hand
+    # plans make no shards of less than 1 MiB, so this test cuts the plan itself
     job = plan.jobs[0]
     tasks = tuple(
         replace(job.tasks[0], number=n, base_low=low, base_high=high)
@@ -165,7 +163,10 @@ def test_shards_are_cut_by_slots_and_each_holds_its_own(life, monkeypatch):
 
 
 def test_a_sparse_window_does_not_make_the_pieces_of_a_large_one_coarse(merging):
-    """One late entry beside a hundred million: slots of any window hold a piece's worth of all at most."""
+    """One window has one late entry, and another has a hundred million.
+
+    The slots of each window limit the pieces of both.
+    """
     life = merging(settings={"slots": 100_000})
     life.put([(BASE_MS, "k"), (BASE_MS + 23 * HOUR_MS, "k")])
     life.publish()

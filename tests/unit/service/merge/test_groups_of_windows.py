@@ -1,5 +1,6 @@
-"""What a task of a merge holds, reads and sends: tasks are groups of windows as well as runs of slots, so that it is
-bounded whatever the number of windows and shards.
+"""Each task of a merge holds, reads and sends a bounded amount, for any number of windows and shards.
+
+So tasks are groups of windows as well as ranges of slots.
 """
 
 from collections import Counter
@@ -23,8 +24,8 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.prices import PriceTable
 
 PART = 1 << 10
+# a file has 5 KiB of entries, so each window is several parts
 ROWS = 160
-# of a file, 5 KiB: each window is several parts
 GIB = 1 << 30
 
 
@@ -34,7 +35,7 @@ class TinyParts(MemoryStorage):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Return the list of what all uploads hold together, after each write."""
+    """Return the list of the bytes that all uploads hold together, after each write."""
     monkeypatch.setattr(task_module, "_PART_BYTES", PART)
     monkeypatch.setattr(plan, "_HELD_BYTES", 2 * PART * FULL_WINDOWS)
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 400)
@@ -57,7 +58,7 @@ def held(monkeypatch):
 
 
 def fill(life, days):
-    """Put files that each begin an hour before a midnight, so that all are one job."""
+    """Put files that each begin an hour before a midnight, so that one job has all of them."""
     for day in range(days):
         begin = BASE_MS + day * DAY_MS - HOUR_MS
         life.put((begin + row * DAY_MS // ROWS, f"k{row % 40}") for row in range(ROWS))
@@ -79,7 +80,7 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(merging, held, days):
     # an upload holds less than two parts
     assert PART < max(held) <= 2 * PART * FULL_WINDOWS
     directories = Counter(read.name for read in recorder.reads if read.end == recorder.inner.head(read.name).size_bytes)
-    # only a file that lies in two groups is read by two tasks
+    # two tasks read a file only if it is in two groups
     assert directories.total() == days + len(job.tasks) - 1 == sum(len(task.inputs) for task in job.tasks)
     cost = estimate(job, PriceTable())
     assert (cost.shards, cost.written_bytes) == (days + 1, packed_bytes(KEYED_SCHEMA, job.entries))
@@ -102,9 +103,7 @@ def test_a_hot_key_in_many_windows_is_read_by_its_groups(merging, held):
 
 
 def test_more_windows_have_smaller_parts(life):
-    """Sizes are estimates: what many windows may hold is bounded by the number of windows and the parts of their
-    uploads.
-    """
+    """Sizes are estimates. The number of windows and the size of their uploads' parts bound the memory."""
     _, groups = cut_windows(dict.fromkeys(range(400), 1 << 20), [(0, 399, 400 << 20)], GIB, 1)
     most = max(map(len, groups))
     assert FULL_WINDOWS < most <= 48
@@ -117,9 +116,9 @@ def test_more_windows_have_smaller_parts(life):
 @pytest.mark.parametrize(
     ("windows", "size", "spread", "runs", "most"),
     [
-        (400, 100 << 10, 400, 1, 400),  # 40 MiB in all: no bound is needed
-        (365, 24 << 20, 1, 1, 10),  # a year of 24 MiB a day, each day's file its own
-        (365, GIB, 1, 1, 1),  # a full shard is a task
+        (400, 100 << 10, 400, 1, 400),  # only 40 MiB: no bound is needed;
+        (365, 24 << 20, 1, 1, 10),  # a year of 24 MiB per day, in a file per day;
+        (365, GIB, 1, 1, 1),  # a full shard is a task;
         (364, GIB, 2, 2, 2),  # smaller shards, and no file is read by two tasks
         (10, 4 * GIB, 1, 4, 1),
     ],
@@ -132,12 +131,12 @@ def test_cuts(windows, size, spread, runs, most):
 
 
 def test_what_many_windows_share_is_cut_by_slots_rather_than_read_for_each():
-    """Files of 640 MiB each spread over a year: read a few times, not 73 times; shards don't become tiny."""
+    """Files of 640 MiB each span a year. They are read a few times, not 73 times, and shards stay large enough."""
     size = 100 * (640 << 20) // 365
     spans = [(0, 364, 640 << 20)] * 100
     runs, groups = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 10**6)
     assert size // runs >= plan._LEAST_BYTES and len(groups) <= 10
-    # where there are no more slots to cut, there are more groups
+    # if there are fewer slots, there are more groups
     few, many = cut_windows(dict.fromkeys(range(365), size), spans, GIB, 2)
     assert few <= 2 and len(many) > len(groups)
     assert all(first[-1] < second[0] for first, second in pairwise(many))
@@ -161,8 +160,8 @@ def test_requests_of_an_upload(size):
 
 
 _SHARD = 1 << 20
+# a day has more than one shard
 _ENTRIES = 40_000
-# a day of which is more than one shard
 
 
 def test_a_directory_is_read_by_the_tasks_that_need_it(life):
@@ -180,13 +179,13 @@ def test_a_directory_is_read_by_the_tasks_that_need_it(life):
     tasks = len(job.tasks)
     assert tasks >= 3 and {source for task in job.tasks for source in task.inputs} == set(job.inputs)
     readers = Counter(source.name for task in job.tasks for source in task.inputs)
-    # cuts of the tasks and of the shards lie between each other: each shard is of two tasks, at most three
+    # the cuts of tasks and of shards differ, so two or three tasks read each shard
     assert max(readers.values()) < tasks
     recorder = Recorder(life.storage)
     life.merge(30 * DAY_S, storage=recorder, shard_bytes=_SHARD)
     directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.inputs, read.name))
     assert directories == readers
-    # one directory and one range for each, for no task has more than a piece; by the log the new shards'
+    # Each input needs a directory and a range, because no task has more than one piece. The log has the new shards.
     expected = estimate(job, PriceTable())
     assert expected.requests["get_range"] == 2 * readers.total() + expected.shards
     assert len(recorder.reads) == 2 * readers.total()

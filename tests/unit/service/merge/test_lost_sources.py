@@ -1,4 +1,4 @@
-"""Merges over objects that the storage lost, and window tables that lost a shard."""
+"""A merge continues without objects that the storage lost. A window table may lack a shard."""
 
 import pytest
 
@@ -17,7 +17,7 @@ KEYS = [f"k{number}" for number in range(60)]
 
 @pytest.fixture
 def life(merging):
-    """Two days, each of two files."""
+    """Two days of two files each."""
     life = merging(settings={"slots": 64})
     for hour in (0, 1, 30, 31):
         life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))

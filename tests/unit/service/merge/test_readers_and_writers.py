@@ -1,4 +1,4 @@
-"""Merges beside readers, writers and other merges: nobody sees an entry missing or twice, and nobody has to stop."""
+"""Merges run beside readers, writers and other merges. Nobody misses an entry, sees one twice, or must stop."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_lookups_cost_a_request_a_window_however_many_files_there_were(merging):
             if merged:
                 life.merge(merged)
             with life.reader(block_cache_bytes=0) as reader:
-                reader.query("t", "hot", max_count=10**6)  # the directories
+                reader.query("t", "hot", max_count=10**6)  # this reads the directories
                 explain = reader.query("t", "k1", max_count=10**6).explain
                 in_range = reader.query("t", "k1", BASE_MS, BASE_MS + DAY_MS - 1, max_count=10**6).explain
                 costs.append((files, merged, explain.requests, in_range.requests))
@@ -43,7 +43,7 @@ def test_a_running_reader_whose_files_are_gone_reads_the_log_again(life):
     with life.reader(recorder, refresh_interval_s=10**9, block_cache_bytes=0) as reader:
         page = reader.query("t", "hot", max_count=9)
         life.merge()
-        # sources are still there: the reader stands where it stood
+        # the sources still exist, so the reader keeps its log position
         assert life.answers(reader.query("t", "k1", max_count=100)) == life.model.query("t", "k1", max_count=None)
         assert all(isinstance(handle, CompactedFile) for handle in reader.files())
         assert life.sweep(older_than_s=3600) == 6
@@ -70,7 +70,7 @@ def test_a_writer_whose_local_copies_are_merged_away(merging):
     assert len(list(uploaded.iterdir())) == 6
     life.merge()
     life.check(life.index)
-    life.index.run_lifecycle()  # which reads the log now and then
+    life.index.run_lifecycle()  # the round also reads the log
     assert not list(uploaded.iterdir())
     assert [type(handle).__name__ for handle in life.index.files()].count("WindowTable") == 2
     assert life.sweep(older_than_s=3600) == 6
@@ -97,7 +97,10 @@ def test_a_root_that_comes_back_after_its_files_were_merged(merging):
 
 
 def test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge(merging):
-    """The writer doesn't know that its file is in the log; by the time that it asks, a merge has consumed it."""
+    """The writer does not know that the log names its file.
+
+    When it reads the log, a merge has already removed the file.
+    """
     for crash in (False, True):
         life = merging()
         life.index.close()
@@ -210,8 +213,9 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
 
 
 def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(merging):
-    """While a quarantined entry waits the log gets no positions, so the root's copies are what says them, merged or
-    not.
+    """While a quarantined entry waits, the log gets no positions.
+
+    So the local copies have them, even of merged files.
     """
     life = merging(settings={"max_late_s": DAY_S, "max_early_s": DAY_S, "local_keep_s": 10**9, "items": 20})
     life.put([(5000, "early")], source="s", source_position=1)
@@ -228,7 +232,7 @@ def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(merging)
     uploaded = life.folder / "root" / "uploaded"
     for _ in range(2):
         life.clock.advance(60)
-        life.index.run_lifecycle()  # which reads the log
+        life.index.run_lifecycle()  # the round also reads the log
         life.check(life.index)
         life.index.abandon()
         life.index = life.open()
@@ -247,7 +251,7 @@ def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(merging)
 
 
 def test_positions_go_on_in_the_log_after_a_merge(life):
-    """A window table is no file that waits to be uploaded."""
+    """A window table does not count as a file that waits for its upload."""
     for position in (1, 2, 3):
         life.put([(BASE_MS + position * DAY_MS, "k")], source="s", source_position=position)
         life.publish()

@@ -1,4 +1,4 @@
-"""The shards of a table that a batch needs are read side by side and within the bound of the reader."""
+"""A batch reads the shards of a table in parallel, within the reader's bound."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ ASKED = [Lookup(topic="t", key=key) for key in KEYS]
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory):
-    """One table of eight shards: such small ones that no merge would make."""
+    """One table of eight shards, which are smaller than those of a real merge."""
     life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
     make = plan_module._job
     with pytest.MonkeyPatch.context() as patch:
@@ -53,8 +53,8 @@ def reader(life, storage, threads):
 def test_shards_of_a_table_are_read_side_by_side(life, threads):
     recorder, opened = reader(life, None, threads)
     with opened:
-        opened.query_many(ASKED)  # for the directories
-        # the lookup's own thread searches beside those of the reader; ranges are bounded by these
+        opened.query_many(ASKED)  # this reads the directories
+        # The lookup's own thread also searches. The bound is for ranges.
         recorder.reset()
         answers = in_rounds(recorder, lambda: opened.query_many(ASKED), threads, SHARDS)
         assert answers.counts.tolist() == [2] * len(KEYS)
@@ -97,7 +97,10 @@ def test_a_shard_that_is_damaged_fails_the_lookups_that_need_it(life):
 
 
 def test_parts_within_parts_need_no_free_thread():
-    """Two threads, and parts that have parts, three deep: whoever waited for a free thread would wait for ever."""
+    """Parts have parts, three deep, and there are two threads.
+
+    If a part waited for a free thread, it would wait permanently.
+    """
     with ThreadPoolExecutor(2) as pool:
 
         def count(depth):

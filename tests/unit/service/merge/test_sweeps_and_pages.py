@@ -1,6 +1,4 @@
-"""Sweeps at the worst moments, and a reader who turns 10,000 answers' pages while hours become days and days a
-month.
-"""
+"""Sweeps run at the worst moments. A reader pages through 10,000 answers while hours become days, and days a month."""
 
 import itertools
 import random
@@ -20,7 +18,7 @@ from tiered_index.storage.opening import probe_put_if_absent
 
 
 class Publishing(WrapperStorage):
-    """A storage in which somebody publishes between a sweep's listing and whatever comes next."""
+    """Another process publishes between a sweep's listing and the next call."""
 
     def __init__(self, life):
         super().__init__(life.storage)
@@ -30,7 +28,7 @@ class Publishing(WrapperStorage):
         self.published = False
 
     def list_uploads(self, prefix="", *, older_than_ms=None):
-        """As the inner storage's, and then the record."""
+        """List the uploads, then publish."""
         yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
         if not self.published:
             self.published = True
@@ -38,27 +36,27 @@ class Publishing(WrapperStorage):
 
 
 class MergedMeanwhile(WrapperStorage):
-    """A storage whose objects are merged after a sweep has listed them."""
+    """A merge removes objects after a sweep has listed them."""
 
     def __init__(self, life):
         super().__init__(life.storage)
         self._life = life
 
     def list_uploads(self, prefix="", *, older_than_ms=None):
-        """Merge, then do as the inner storage does."""
+        """Merge, then list the uploads."""
         self._life.merge()
         yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
 
 
 class KilledBeforeDeleting(WrapperStorage):
-    """A storage whose user comes no further than to what he would have deleted."""
+    """A process that is killed before its deletions."""
 
     def delete(self, name):
-        """Don't."""
+        """Do nothing."""
 
 
 def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
-    """It was uploaded long ago and nobody named it when the sweep opened the log."""
+    """The objects were uploaded long ago, and no record named them when the sweep opened the log."""
     life.fill()
     storage = Publishing(life)
     life.clock.advance(2 * HOUR_S)
@@ -71,7 +69,7 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
 
 
 def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks(life):
-    """So an erasure without grace leaves nothing that a merge beside it replaced."""
+    """So an erasure without grace also finds the objects that a concurrent merge replaced."""
     life.fill()
     inputs = set(life.state.objects)
     found = find_orphans(MergedMeanwhile(life), life.log(), older_than_s=HOUR_S, removed_s=0)
@@ -130,12 +128,13 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life):
 
 
 def test_pages_go_on_while_hours_become_days_and_days_a_month(life):
-    """10,000 answers, 97 a page; now and then between two pages something is merged or swept. Readers of fresh and of
-    old views.
+    """97 of 10,000 answers make a page.
+
+    Merges and sweeps run between some pages. Some readers refresh, and others do not.
     """
     rng = random.Random(4)
     for number in range(10_000):
-        # times of twelve hours in a file; no place twice, so that pages are one answer
+        # Each file covers twelve hours. No identity repeats, so all pages together are one answer.
         time_ms = BASE_MS + number // 1_250 * 12 * HOUR_MS + rng.randrange(12 * HOUR_MS)
         message = ("t", number % 3, "hot", number, 7, time_ms)
         life.model.put(*message)
@@ -146,7 +145,7 @@ def test_pages_go_on_while_hours_become_days_and_days_a_month(life):
     expected = life.model.query("t", "hot", max_count=None)
     assert len(expected) == 10_000
     one, two = [{"end_s": (BASE_MS + day * DAY_MS) // 1000} for day in (1, 2)]
-    # merges up to a moment or of all, and sweeps
+    # merges up to a time or of everything, and sweeps
     steps = [(HOUR_S, one), (HOUR_S, {}), None, (DAY_S, two), None, (DAY_S, {}), (30 * DAY_S, {}), None]
     found, cursor = [], None
     with (
