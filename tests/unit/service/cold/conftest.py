@@ -1,4 +1,4 @@
-"""Lookups that have all the time they need, over a log for which nobody waits."""
+"""Fixtures for lookups with long timeouts over a log that answers late."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tiered_index.storage.context import remaining_s
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A lookup held to a time waits a moment for the log, however long it may last itself."""
+    """Limit the wait of a lookup with a timeout for the log to a moment."""
 
     def short_s():
         left_s = remaining_s()
@@ -21,7 +21,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def log_readings():
-    """The view of each reading of a log, after the opening; also where a test undoes its own patches."""
+    """The view of each reading of a log after the opening, even if a test undoes its own patches."""
     begun = []
     read = views.IndexView._read
 

@@ -1,6 +1,4 @@
-"""What batches read in vain counts towards a filter; requests of a damaged local copy stand in its own row of
-explain.
-"""
+"""Misses of batches count towards a filter. `explain` shows requests for a damaged local copy in a row of the copy."""
 
 import contextlib
 import random
@@ -32,7 +30,7 @@ def put(service, count):
 
 @contextlib.contextmanager
 def uploaded(root, storage, count, **settings):
-    """Yield the writer of keys k0 to below `count` in one uploaded file."""
+    """Yield the writer of keys k0 to before `count` in one uploaded file."""
     chosen = {"slots": 100, "items": 4000, "background": False, **settings}
     with IndexService.open(root=root, storage_backend=storage, **chosen) as service:
         put(service, count)
@@ -48,8 +46,8 @@ def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
     with IndexReader.open(storage_backend=storage, filter_after_probes=1) as reader:
         absent = [[Lookup(topic="t", key=f"absent{batch}-{i}") for i in range(5)] for batch in range(3)]
         asked = [reader.query_many(lookups).explain for lookups in absent]
-        assert asked[0].requests >= 2  # the directory, and the groups in vain
-        assert asked[1].requests <= 2  # the filter, and what it can't exclude
+        assert asked[0].requests >= 2  # the directory, and the groups that have no key
+        assert asked[1].requests <= 2  # the filter, and the groups that it cannot exclude
         assert sum(explain.requests for explain in asked[2:]) == 0
         assert asked[2].files[0].outcome == "skipped_filter"
         assert reader.query_many([Lookup(topic="t", key="k7")]).counts.tolist() == [1]
@@ -118,7 +116,7 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
     assert 0 < sum(partial) < len(asked)
     for lookup, one, other in zip(asked, alone, many, strict=True):
         assert other.status == one.status, lookup
-        # of a giant slot a batch keeps what the blocks have that are whole
+        # of a giant slot a batch keeps the entries of its undamaged blocks
         assert other.items == one.items or (lookup.key == "hot" and one.status == "partial"), lookup
         assert {report.file for report in other.failed} == {report.file for report in one.failed}, lookup
     assert {report.file for report in many.failed} == {report.file for one in alone for report in one.failed}

@@ -1,6 +1,4 @@
-"""What a lookup may cost: no limit is ever passed, what was found is handed over, and what could not be read is
-named.
-"""
+"""A lookup never exceeds a limit. Its error has the entries found so far, and names the unread files."""
 
 import math
 import threading
@@ -31,16 +29,14 @@ def _forget(made):
 
 
 def check_partial(made, error, requests):
-    """What a budget error carries is the newest answers that were paid for, and the names of the files that were
-    not.
-    """
+    """Check that an error has the newest answers within the limits, and names the other files."""
     result = error.result
     assert result is not None and result.status == "partial"
     found = [Answer.of(item) for item in result]
     expected = made.expected("t", "all")
     assert set(found) < set(expected) and len(found) == len(set(found)) <= requests
     if requests < FILES:
-        # a file needs two: they are not all spent on directories
+        # a file needs two requests, so directories do not take all of them
         assert len(found) == requests // 2
     names = {report.file for report in result.failed}
     assert names == {report.file for report in error.failed} and len(names) == FILES - len(found)
@@ -176,7 +172,7 @@ def threads_end():
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS.keys())
 @pytest.mark.parametrize("files", [1, FILES])
 def test_a_storage_that_hangs_is_waited_for_until_the_timeout(made, tmp_path, threads_end, ask, files):
-    """The call returns while the storage still hangs, which only its own deadline can bring about."""
+    """The call returns while the storage still hangs, so only its own deadline can have ended it."""
     chosen = made if files == FILES else cold_index(tmp_path / "root", files=1)
     faulty = FaultStorage(chosen.inner)
     reader = chosen.reader(storage=faulty)
@@ -187,16 +183,16 @@ def test_a_storage_that_hangs_is_waited_for_until_the_timeout(made, tmp_path, th
                 with pytest.raises(BudgetExceeded, match="timeout_s was reached") as caught:
                     ask(reader, timeout_s, False)
                 if hang.entered.is_set():
-                    break  # a machine that is busy may not come so far in the time
+                    break  # on a busy machine the lookup may not send its request in time
             assert hang.entered.is_set() and not hang.release.is_set()
             assert len(caught.value.failed) == files
             explain = caught.value.result.explain
             asked = {stored.file_id: stored.size_bytes - stored.directory_position for stored in chosen.stored}
-            # what was asked for and not waited for counts whole
+            # a request that is sent and not awaited counts fully
             assert explain.requests >= 1 and all(r.bytes == asked[r.file] * r.requests for r in explain.files)
             partly = ask(reader, 0.4, True)
             assert {report.outcome for report in partly.failed} == {"failed"} and len(partly.failed) == files
-            # a lookup without a timeout, begun meanwhile, has its answer once the storage goes on
+            # a lookup without a timeout, begun meanwhile, answers once the storage continues
             with ThreadPoolExecutor(1) as pool:
                 patient = pool.submit(reader.query, "t", "all")
                 hang.release.set()
@@ -228,7 +224,7 @@ def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(
         first = pool.submit(reader.query, *question)
         assert entered.wait(30)
         others = [pool.submit(reader.query, *question) for _ in range(4)]
-        until(lambda: reader.cache_use()["directories"].misses >= 5)  # all have come for the directory
+        until(lambda: reader.cache_use()["directories"].misses >= 5)  # all lookups wait for the directory
         release.set()
         assert isinstance(first.exception(30), error)
         assert [other.exception(30) for other in others] == [None] * 4
@@ -237,7 +233,7 @@ def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(
 
 
 def test_a_lookups_own_limit_is_not_anothers(made):
-    """Many at once, each with its own limit: each is told the truth by what it may spend."""
+    """Many lookups run at once with different limits. Each answers according to its own limit."""
     with made.reader(block_cache_bytes=0, directory_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
 
         def ask(limit):
@@ -255,9 +251,9 @@ def test_a_lookups_own_limit_is_not_anothers(made):
 
 
 def test_early_pages_stay_within_what_they_need(tmp_path):
-    """A limit that suffices for the page is no obstacle, however many files there are behind it."""
+    """A limit that suffices for the page is enough, however many older files there are."""
     many = cold_index(tmp_path / "root", files=30, entries=5)
-    # so slow that whatever is sent too early is sent before the first answer is there
+    # requests are so slow that any early one is sent before the first answer arrives
     with many.reader(LatencyStorage(many.storage, seed=1, median_ms=30, sigma=0)) as reader:
         assert reader.query("t", "all", max_count=1).explain.requests == 2
     with many.reader() as reader:

@@ -1,6 +1,4 @@
-"""A reader that is closed in the middle of a lookup: the lookup ends with its answer or says so, and accuses no
-object.
-"""
+"""A reader is closed during a lookup. The lookup answers or raises `IndexClosed`, and reports no object as corrupt."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ from tiered_index.errors import IndexClosed, InvalidArgument
 
 
 class Closing(Recorder):
-    """Refuses everything once it is closed, as backends with connections do."""
+    """Refuse every call after the close, as backends with connections do."""
 
     def __init__(self, inner):
         super().__init__(inner)

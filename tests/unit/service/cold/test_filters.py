@@ -1,5 +1,6 @@
-"""Filters: kept by the writer, fetched by readers of files that are read in vain, in memory or in a local cache; never
-a word too much.
+"""The writer keeps filters. Readers fetch a file's filter after misses, into memory or a local cache.
+
+A damaged or wrong filter changes no answer.
 """
 
 import threading
@@ -34,7 +35,7 @@ PROBES = 4
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])
 def made(request, tmp_path_factory):
-    """Files of one slot group, so that an absent key is looked for in it."""
+    """Files of one slot group each, so that a lookup of an absent key reads it."""
     return cold_index(
         tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=200, slots=50, preset=request.param
     )
@@ -46,7 +47,7 @@ def _forget(made):
 
 
 def held(made, key):
-    """Return by the filters as stored which files may hold a key, oldest first."""
+    """Return for each file, oldest first, whether its stored filter admits a key."""
     answers = []
     for stored in made.stored:
         hash64 = filter_hash(key_hash("t", key, stored.hash), fingerprint("t", key) if made.model.keyed else 0)
@@ -58,13 +59,13 @@ def held(made, key):
 
 @pytest.fixture(scope="module")
 def absent(made):
-    """Keys of which every filter says no."""
+    """Keys that every filter excludes."""
     return [key for key in (f"absent{n}" for n in range(400)) if not any(held(made, key))][:200]
 
 
 @pytest.fixture(scope="module")
 def mistaken(made):
-    """An absent key that one filter takes for present."""
+    """An absent key that one filter admits."""
     return next(key for key in (f"nowhere{n}" for n in range(5000)) if sum(held(made, key)) == 1)
 
 
@@ -79,7 +80,7 @@ def check_present(made, reader):
 
 
 def test_the_writer_keeps_what_it_uploads(made, absent):
-    """Its files have no local copies any more, and it was opened again."""
+    """The files have no local copies, and the writer was opened again."""
     with made.writer() as writer:
         made.storage.reset()
         for key in absent:
@@ -90,7 +91,8 @@ def test_the_writer_keeps_what_it_uploads(made, absent):
         for n in range(0, 199, 23):
             made.storage.reset()
             assert len(writer.query("t", f"k1-{n}")) == 1
-            assert len(made.storage.reads) <= sum(held(made, f"k1-{n}"))  # no directory: it was kept, too
+            # no directory, because the writer keeps it, too
+            assert len(made.storage.reads) <= sum(held(made, f"k1-{n}"))
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
@@ -104,7 +106,7 @@ def test_a_reader_fetches_a_filter_after_probes_in_vain(made, absent, tmp_path, 
             if number < PROBES:
                 assert filter_reads(made) == [] and answer.explain.requests == FILES * (2 if number == 0 else 1)
             elif number == PROBES:
-                # the filter in place of the group, not beside it
+                # the filter is read in place of the group, not in addition
                 assert answer.explain.requests == FILES
                 assert sorted(filter_reads(made)) == sorted(o.name for o in made.stored)
             else:
@@ -141,7 +143,7 @@ def test_a_mistaken_filter_is_not_fetched_again_and_again(made, absent, mistaken
 
 
 def test_many_threads_fetch_a_filter_once(made, absent):
-    """Each read in vain is held until all are under way, so that all come back at once."""
+    """All threads wait until each has begun, so that their misses come at once."""
     with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
         reader.query("t", "all")
         reader.query("t", absent[0])
@@ -166,7 +168,7 @@ def test_a_filter_that_nothing_can_hold_is_not_fetched(made, absent):
 
 
 def test_a_damaged_filter_is_passed_over(made, absent):
-    """Without it everything is answered by reading."""
+    """Lookups read the files in place of the filter."""
     stored = made.stored[1]
     size = stored.filter_length
     for at in (stored.trailer_position + n for n in (0, 7, size // 2, size - 1)):
@@ -185,10 +187,10 @@ def test_a_filter_that_can_not_be_had_fails_no_lookup(made, absent):
     with made.reader(storage=faulty, filter_after_probes=1, block_cache_bytes=0) as reader:
         reader.query("t", absent[0])
         for stored in made.stored:
-            faulty.fail("get_range", name_prefix=stored.name)  # the next read of each is of its filter
+            faulty.fail("get_range", name_prefix=stored.name)  # the next read of each file is of its filter
         answer = reader.query("t", absent[1])
         assert (len(answer), answer.status) == (0, "complete")
-        # it is tried again, by the next that was due
+        # the next lookup for which the filter is due tries again
         faulty.clear()
         reader.query("t", absent[2])
         assert reader.query("t", absent[3]).explain.requests == 0
@@ -200,7 +202,7 @@ def test_a_limit_that_suffices_without_the_filter_suffices(made, absent):
     with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
         reader.query("t", absent[0], begin_ms, end_ms)
         present = reader.query("t", "k0-3", begin_ms, end_ms)
-        # the filter is due, and the one request is needed for the group
+        # the filter is due, but the group needs the one request
         answer = reader.query("t", "k0-3", begin_ms, end_ms, max_requests=1)
         assert answer.items == present.items and answer.explain.requests == 1
         with pytest.raises(BudgetExceeded):
@@ -215,7 +217,7 @@ def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(made, abs
         cold = reader._cold_paths[0]
         costs = [reader.query("t", key, *second, **limits).explain.requests for key in absent[:3]]
         until(lambda: cold.filters.has(stored))
-        assert costs[1:] == [1, 1]  # none of them counts the fetch
+        assert costs[1:] == [1, 1]  # no lookup counts the fetch
         assert reader.query("t", absent[3], *second, **limits).explain.requests == 0
 
 
@@ -232,7 +234,7 @@ def test_a_filter_for_later_lookups_of_an_object_that_is_gone_is_no_error(made, 
 
 
 def test_filters_of_files_that_changed_places_are_refused(made, absent):
-    """The CRC32 of the file's own trailer tells."""
+    """The CRC32 in the file's own trailer differs."""
     first, second = made.stored[:2]
     other = made.inner.get_range(second.name, second.trailer_position, second.filter_length)
     assert first.filter_length == len(other)
@@ -332,4 +334,4 @@ def test_a_filter_on_demand_of_a_table_is_that_of_each_shard(tmp_path):
         wanted = [(o.name, o.trailer_position, o.filter_length) for o in shards]
         read = [(o.name, o.start, o.length) for o in made.storage.reads]
         assert sorted(wanted) == sorted(place for place in read if place in wanted)
-        assert len(read) == 2 * len(wanted)  # a directory each
+        assert len(read) == 2 * len(wanted)  # and a directory each

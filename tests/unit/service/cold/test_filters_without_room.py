@@ -1,4 +1,4 @@
-"""Filters that do not all fit: what is fetched in place of others is paid for by reads that found nothing."""
+"""The cache has no room for all filters. A filter replaces others only after enough misses."""
 
 import os
 
@@ -31,8 +31,9 @@ def reader(made, cache, storage=None):
 
 
 def ask(made, asked, first, stop, count, name):
-    """Look `count` absent keys up in files `first` to below `stop`; return whose filters were fetched, and how often
-    the storage was asked.
+    """Look up `count` absent keys in the files from `first` to before `stop`.
+
+    Return the names of the objects whose filters were fetched, and the number of requests.
     """
     made.storage.reset()
     span = made.stored[first].second_min * 1000, made.stored[stop - 1].second_max * 1000
@@ -44,7 +45,10 @@ def ask(made, asked, first, stop, count, name):
 
 @pytest.fixture
 def dear(made, monkeypatch):
-    """Let a filter have as many bytes as 1,600 misses read, as one of 20,000,000 keys has; here it has half of one."""
+    """Let a filter cost as much as 1,600 misses, as with 20,000,000 keys.
+
+    Otherwise this small filter has only half the bytes of a miss.
+    """
     monkeypatch.setattr(caches_module, "_MISS_BYTES", made.stored[0].filter_length / 1600)
 
 
@@ -53,12 +57,12 @@ def test_those_that_fit_stay_and_the_rest_is_read(made, tmp_path, local, dear):
     with reader(made, tmp_path / "cache" if local else None) as asked:
         fetched, requests = ask(made, asked, 0, FILES, ABSENT, "absent")
     assert len(fetched) == len(set(fetched)) == ROOM
-    # once they are at hand, the files of the others are read, and no more
+    # once these filters are cached, the files of the others are read, and no further reads happen
     assert requests <= FILES + FILES * PROBES + ROOM + (FILES - ROOM) * (ABSENT - PROBES) + ROOM * ABSENT // 20
 
 
 def idle(cache):
-    """Let an hour pass since all entries on the disk were used."""
+    """Let an hour pass since the last use of all entries on the disk."""
     for path in cache.rglob("*.*") if cache is not None else ():
         os.utime(path, (path.stat().st_atime - 3600, path.stat().st_mtime - 3600))
 
@@ -81,7 +85,7 @@ def test_what_is_of_no_use_any_more_makes_room(made, tmp_path, local):
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
 def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(made, tmp_path, monkeypatch, local):
-    """Two parts of the files are asked in turn, each of which has as many filters as fit."""
+    """The test looks up in two groups of files in turn. Each group has as many filters as fit."""
     misses, turns = 20, 24
     monkeypatch.setattr(caches_module, "_MISS_BYTES", made.stored[0].filter_length / misses)
     with reader(made, tmp_path / "cache" if local else None) as asked:
@@ -91,14 +95,14 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(made, tmp_pat
             first = turn % 2 * ROOM
             of_turn, requests = ask(made, asked, first, first + ROOM, 2 * PROBES, f"turn{turn}-")
             fetched, reads = fetched + len(of_turn), reads + requests - len(of_turn)
-            # a read that found nothing though the filter is at hand is no miss, so there are at most so many
+            # a false positive of a cached filter is not a miss, so these counts are upper bounds
             assert ROOM <= fetched <= ROOM + reads / misses
             assert fetched <= reads / PROBES
     assert fetched > ROOM
 
 
 def test_room_is_counted_once_while_filters_are_being_fetched(made, dear):
-    """All files are due in one lookup, and searched side by side; one thread fetches each."""
+    """All files are due in one lookup, which searches them in parallel. One thread fetches each filter."""
     with reader(made, None) as asked:
         filters = asked._cold_paths[0].filters
         for stored in made.stored * PROBES:
@@ -108,7 +112,7 @@ def test_room_is_counted_once_while_filters_are_being_fetched(made, dear):
         assert not any(filters.begin_fetch(stored) for stored in made.stored)
         for stored in begun:
             filters.end_fetch(stored)
-        # the room of those that could not be had is free again, and their misses are counted anew
+        # filters that could not be fetched free their room, and their misses are counted from zero
         assert [stored for stored in made.stored if filters.begin_fetch(stored)] == made.stored[ROOM : 2 * ROOM]
 
 
@@ -120,7 +124,7 @@ def test_an_explicit_fetch_takes_the_room_of_what_was_used_longest_ago(made, dea
 
 
 def test_a_filter_that_can_not_be_had_holds_no_room(made, caplog, dear):
-    """The filters of the newest files can't be read; those of the oldest get the room."""
+    """The filters of the newest files cannot be read. Those of the oldest files get the room."""
     faulty = FaultStorage(made.inner)
     with reader(made, None, faulty) as asked:
         ask(made, asked, 0, FILES, PROBES, "before")

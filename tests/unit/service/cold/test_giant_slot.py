@@ -1,5 +1,6 @@
-"""A key with 100,000 entries in one slot: the whole answer comes through pages, hot and cold, and a page reads what it
-needs.
+"""A key has 100,000 entries in one slot.
+
+Pages return the whole answer, hot and cold, and each reads only what it needs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KINDS = ["packed", "plain", "rocketmq"]
 
 
 def giant_columns():
-    """Return the hot key's entries, several a second, some late, and other keys' between them."""
+    """Return the hot key's entries, several per second and some late, with other keys' entries between them."""
     rng = np.random.default_rng(7)
     count = ENTRIES + OTHERS
     keys = np.full(count, "hot", object)
@@ -45,7 +46,7 @@ def giant_columns():
 
 @pytest.fixture(scope="module")
 def whole():
-    """What the model answers."""
+    """Return the model's answer."""
     columns = giant_columns()
     model = ReferenceModel()
     names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
@@ -112,7 +113,7 @@ def test_the_whole_answer_comes_through_pages_hot_and_cold(giant, whole):
 
 
 def test_pages_of_64_over_the_bounds_of_blocks(giant, whole):
-    """A block holds some 7,300 entries."""
+    """A block has about 7,300 entries."""
     newest, oldest = whole[6_500].timestamp_ms, whole[8_000].timestamp_ms
     expected = [answer for answer in whole if oldest <= answer.timestamp_ms <= newest]
     with giant.reader() as cold:
@@ -142,7 +143,7 @@ def test_a_page_reads_the_blocks_it_needs(giant, whole, start):
         giant.storage.reset()
         page = cold.query("t", "hot", end_ms=after.timestamp_ms, max_count=64, cursor=first.cursor)
         assert len(page) == 64 or start == 99_900
-        # entries are late by up to 15,000 others, so in RocketMQ's order a second may lie in some blocks
+        # up to 15,000 entries are late, so in RocketMQ's order a second may be in several blocks
         blocks = 2 if cold.genesis.layout.schema.keyed else 5
         assert 0 < giant.storage.asked_bytes <= blocks * BLOCK_BYTES
         assert page.explain.bytes == giant.storage.asked_bytes
@@ -160,7 +161,7 @@ def test_a_range_of_time_reads_only_the_blocks_of_that_time(giant, whole):
 
 
 def test_a_neighbour_in_the_same_slot_does_not_read_the_giant(giant):
-    """Blocks hold bounds of hashes, and in native order a hash's items lie side by side."""
+    """Blocks have bounds of hashes, and in native order the items of a hash are neighbours."""
     with giant.reader() as cold:
         hashes = {f"k{n}": cold.query("t", f"k{n}") for n in range(0, OTHERS, 7)}
         assert all(len(answer) == 1 for answer in hashes.values())
@@ -182,9 +183,9 @@ def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_path, kind):
-    """Time can't narrow it down.
+    """Time does not narrow the page.
 
-    In answer order the first block is enough; behind a cursor, or in another order, all are read at once.
+    In answer order the first block is enough. After a cursor, or in another order, one request reads all blocks.
     """
     batch = giant_columns()
     batch["timestamp_ms"] = np.full(len(batch["offset"]), BASE_MS)

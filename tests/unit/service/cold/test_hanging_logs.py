@@ -1,5 +1,6 @@
-"""A log that doesn't answer: a lookup held to a time doesn't wait for it beyond that, and the reading goes on behind
-it, once.
+"""A log does not answer. A lookup with a timeout does not wait longer for it.
+
+One reading of the log continues in the background.
 """
 
 import subprocess
@@ -38,7 +39,7 @@ def storage(made):
 
 @pytest.fixture(autouse=True)
 def _short(impatient, monkeypatch):
-    """Nobody waits long for a log or at a close."""
+    """Waits for a log, and at a close, are short."""
     monkeypatch.setattr(workers, "_CLOSE_S", 0.02)
 
 
@@ -73,7 +74,7 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(made, storage, re
         assert (answers(result), result.status) == (before, "complete")
         assert hang.entered.wait(30)
         assert storage.calls("get") == asked + 1
-    # only those wait for it that have no end of time
+    # only lookups without a timeout wait for it
     patient = [beside(ask) for _ in range(2)]
     number = reader.log_state.number
     hang.release.set()
@@ -114,7 +115,7 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(storage, reader, monkeypatch
     assert (log.outcome, log.requests) == ("refreshed", 1)
     hang.release.set()
     until(lambda: reader._views[0]._refresh.done())
-    # one that may not make a request leaves it to the next
+    # a lookup without a request left leaves the refresh to the next lookup
     advance(reader)
     assert reader.query("t", "all", timeout_s=LONG_S, max_requests=0).explain.requests == 0
     assert reader.query("t", "all").explain.requests == 1
@@ -139,7 +140,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
             with pytest.raises(BudgetExceeded) as caught:
                 ask(timeout_s=LONG_S)
             assert caught.value.result is not None
-        # one that reads and one that waits to read, for all of them
+        # one thread reads and one waits to read, for all lookups
         assert storage.calls("get") <= 1 + 1 + 2  # the checkpoint, and the log
         assert sum(one.name.startswith("tiered-index-log") for one in {*threading.enumerate()} - others) <= 2
         made.inner.put(gone.name, data)
@@ -149,7 +150,10 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
 
 
 def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made, storage):
-    """The log is read for a lookup that may make one request more; another one, which waits with it, may make many."""
+    """The log is read for a lookup with one request left.
+
+    Another lookup, which waits for it, may make many requests.
+    """
     gone = made.stored[1]
     with made.reader(storage, block_cache_bytes=0) as reader:
         reader.query("t", "all")
@@ -174,7 +178,7 @@ def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made, storage):
             until(lambda: len(waits) == 2)
             view._lock.release()
             assert "max_requests" in str(poor().failed[0].error)
-            # it has looked at the log, which names the object still
+            # it has read the log, which still names the object
             assert "no object" in str(rich().failed[0].error)
 
 

@@ -1,5 +1,6 @@
-"""A batch that meets a key with 100,000 entries reads, and holds, about as much as its pages need; no byte is fetched
-twice.
+"""A batch with a key of 100,000 entries reads and holds about as much as its pages need.
+
+It fetches no byte twice.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ ENTRIES = 100_000
 
 
 def hot(first):
-    """Return entries of one key, 100 a second."""
+    """Return entries of one key, 100 per second."""
     numbers = np.arange(first, first + ENTRIES)
     return batch(ENTRIES, key="hot", offset=numbers, timestamp_ms=BASE_MS + numbers * 10)
 
@@ -79,7 +80,7 @@ def test_old_ranges_are_read_where_they_lie(read):
 
 
 def test_many_pages_of_one_key(read):
-    """200 lookups and 100,000 entries are 20 million pairs; each range takes in the newest entries."""
+    """200 lookups and 100,000 entries are 20 million pairs. Each range includes the newest entries."""
     recorder, reader = read
     peak = peak_of(
         reader, [Lookup(topic="t", key="hot", max_count=10, begin_ms=BASE_MS + number * 1000) for number in range(200)]
@@ -89,7 +90,7 @@ def test_many_pages_of_one_key(read):
 
 
 def test_rows_are_cut_as_they_come():
-    """However much comes in, no more is held than twice the pages, or a small bound."""
+    """At most twice the pages, or a small bound, is held, however many rows arrive."""
     batch = LookupBatch([Lookup(topic="t", key="a", max_count=4), Lookup(topic="t", key="b", max_count=7)])
     gathered = MatchAccumulator(batch, KEYED_SCHEMA)
     rows = np.zeros(20_000, KEYED_SCHEMA.row)
@@ -105,9 +106,7 @@ def test_rows_are_cut_as_they_come():
 
 
 def test_nothing_is_read_twice_beside_a_full_buffer(life, tmp_path):
-    """The writer's own lookups: the newest entries wait in its buffer, then in an unsealed file; the rest lies in the
-    storage.
-    """
+    """The newest entries are in the writer's buffer, then in an unsealed file. The storage has the others."""
     recorder = Recorder(life.storage)
     life.index.close()
     with life.open(storage_backend=recorder, block_cache_bytes=0) as writer:

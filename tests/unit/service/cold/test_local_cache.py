@@ -1,6 +1,4 @@
-"""The local cache of directories and filters: what it holds spares requests, what is wrong with it never spoils an
-answer.
-"""
+"""The local cache of directories and filters saves requests. A wrong entry never changes an answer."""
 
 import json
 import os
@@ -50,7 +48,7 @@ def entry(cache, made, kind, number=0):
 
 
 def fetched(made):
-    """Return of which objects directories and filters were fetched since the last reset."""
+    """Return the objects whose directories and filters were fetched since the last reset."""
     found = {"trailer": set(), "filter": set()}
     for read in made.storage.reads:
         stored = next(o for o in made.stored if o.name == read.name)
@@ -85,7 +83,7 @@ print(json.dumps(counts))
 
 
 def test_processes_share_a_cache(made, tmp_path):
-    """Two that fill it at the same time, with a third that deletes entries."""
+    """Two processes fill the cache at the same time, and a third one deletes entries."""
     cache = tmp_path / "cache"
     program = [sys.executable, "-c", _PROCESS, made.inner.uri, str(cache), "all", *ABSENT]
     processes = [subprocess.Popen(program, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -151,7 +149,7 @@ def _other_kind(path):
 
 
 def _another_index(path):
-    """The same bytes, as the cache of another index would hold them."""
+    """Copy the same bytes from the cache of another index."""
     name, kind, length = path.stem.replace(",", "/"), path.suffix[1:], path.stat().st_size - 4
     data = CacheFolder(DiskCache(path.parent.parent, 1 << 30), path.parent.name).read(name, kind, length)
     assert data is not None
@@ -220,7 +218,7 @@ def test_a_cache_that_is_no_folder_is_no_trouble(made, cache, spoil):
 
 
 def test_a_folder_that_refuses_everything_is_no_trouble(made, cache, monkeypatch, caplog):
-    """As one of another user's: neither read nor written, told once of each."""
+    """A folder of another user refuses reads and writes. The log names each once."""
     real = Path.open
 
     def refuse(self, *args, **more):
@@ -291,14 +289,14 @@ def test_the_bound_is_of_all_indexes_in_a_folder(folder):
     for number in range(60):
         for each in (folder, another):
             assert each.write(f"data/o{number}", "trailer", os.urandom(3000))
-            # what the other adds is seen at the next count, which is due after a small part of the bound
+            # a folder sees the other's entries at its next count, which comes after a small part of the bound
             assert used(folder) <= 100_000 + 2 * (100_000 // 32 + 3004)
     assert folder.read("data/o59", "trailer", 3000) and another.read("data/o59", "trailer", 3000)
 
 
 def test_what_is_larger_than_half_of_the_bound_is_not_kept(folder):
     assert not folder.write("data/large", "filter", bytes(100_001))
-    assert not folder.write("data/large", "filter", bytes(49_960))  # with the CRC32 of each piece
+    assert not folder.write("data/large", "filter", bytes(49_960))  # with the CRC32 of each piece it is too large
     assert folder.write("data/fits", "filter", bytes(49_900))
     (folder._cache.folder / "an-index" / "data,fits.filter").unlink()
     assert not folder.write("data/none", "filter", b"")
@@ -377,9 +375,9 @@ def test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent(mad
         assert folder.read_piece(name, "filter", length, 0) is None
         assert folder.read(name, "filter", length) is None
     assert [path.name in record.getMessage() for record in caplog.records] == [True]
-    # its neighbours are believed as before
+    # its neighbours are still used
     assert folder.read(made.stored[1].name, "filter", made.stored[1].filter_length) is not None
-    # whoever keeps the cache replaces it: then it is read again, and damage to the new one isn't told of again
+    # If the cache's owner replaces the entry, it is read again. Damage of the new entry is not logged again.
     sound = path.with_name("replacement")
     sound.write_bytes(whole)
     sound.replace(path)

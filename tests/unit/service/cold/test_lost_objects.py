@@ -1,4 +1,4 @@
-"""Lookups over objects that are gone: each file is read once, the log once, and the account says which was which."""
+"""Objects are missing. A lookup reads each file once and the log once, and `explain` shows each."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def reader(made):
 
 @pytest.fixture(params=["one", "many"])
 def ask(request):
-    """Ask for a key that all files hold, alone or in a batch; partial answers are welcome."""
+    """Return a function that looks up a key of all files, alone or in a batch. It allows partial answers."""
     if request.param == "one":
         return lambda reader: reader.query("t", "all", max_count=500, allow_partial=True)
     asked = Lookup(topic="t", key="all", max_count=500)
@@ -50,14 +50,14 @@ def lose(made, gone):
 
 
 def remove(made, gone):
-    """Remove files as a merge does: by a record, then for good."""
+    """Remove files as a merge does: by a record, then from the storage."""
     log = open_log(made.inner)
     publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
     lose(made, gone)
 
 
 def rest(made, gone):
-    """Return the answers that other files hold."""
+    """Return the answers of the other files."""
     within = [(stored.second_min, stored.second_max) for stored in gone]
     answers = made.expected("t", "all")
     return [answer for answer in answers if not any(low <= answer.timestamp_ms // 1000 <= high for low, high in within)]
@@ -113,7 +113,7 @@ def test_pages_of_a_batch_tell_what_was_given_up_once(made, reader):
     explain = results.explain
     assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
     assert requests_of(results, "refreshed") == sum(one in ("list", "get") for one in made.storage.operations)
-    # the first page's pass, or as much of it as was made before an object was missed
+    # the first page's pass, or its part before the missing object
     assert 0 < requests_of(results, "outdated") <= FILES
 
 
@@ -129,7 +129,7 @@ def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(made
     gone = made.stored[2]
 
     def gate(read):
-        """Remove a file when it is read for the second page, behind the first one's look at the log."""
+        """Remove a file at its read for the second page, after the first page has read the log."""
         if read.name == gone.name:
             made.storage.gate = None
             remove(made, [gone])
@@ -153,7 +153,7 @@ def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(made,
 
 
 class Gone:
-    """Messages that nobody has any more."""
+    """A source whose messages have all expired."""
 
     def fetch(self, items, topic, key):
         return [Fetched(item=item, state="expired") for item in items]
@@ -173,7 +173,7 @@ def test_what_is_given_up_is_told_by_every_answer_it_concerns(made, writer, read
     assert known == LostObject.of(gone)
     span = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}
     told = LostFile(file=gone.file_id, entries=gone.count, **span)
-    result = ask(reader)  # begins again: the reader's log is behind
+    result = ask(reader)  # the lookup begins again, because the reader's log is behind
     assert ([Answer.of(item) for item in result], result.status) == (rest(made, [gone]), "complete")
     assert result.lost == (told,)
     begin_ms, end_ms = told.begin_ms - 1000, told.end_ms + 1000
@@ -183,7 +183,7 @@ def test_what_is_given_up_is_told_by_every_answer_it_concerns(made, writer, read
         asked = Lookup(topic="t", key="all", begin_ms=first, end_ms=last)
         assert reader.query("t", "all", first, last).lost == reader.query_many([asked])[0].lost == lost
     assert result.to_dict()["lost"] == [told.to_dict()]
-    # its writer, which was there before, and a later reader, which begins at the checkpoint, say so, too
+    # The writer was open before, and a later reader begins at the checkpoint. Both name the lost object.
     with made.reader() as later:
         assert writer.query("t", "all").lost == later.query("t", "all").lost == (told,)
         assert writer.log_state.lost == later.log_state.lost == {gone.name: known}
@@ -199,7 +199,7 @@ def test_giving_up_that_fails_at_any_call_is_repeated(made, when):
         faulty = FaultStorage(made.inner)
         log = open_log(faulty)
         faulty.fail(call, when=when)
-        if call == "put":  # of the checkpoint
+        if call == "put":  # the put of the checkpoint
             give_up(faulty, log, [gone.name])
         else:
             with contextlib.suppress(StorageUnavailable):
@@ -246,7 +246,7 @@ def test_a_log_that_moves_on_for_ever_ends_the_lookup(made, reader, ask, monkeyp
     lock = threading.Lock()
 
     def gate(read):
-        """Remove the first file that is read after each look at the log."""
+        """Remove the first file that is read after each reading of the log."""
         with lock:
             if made.storage.operations.count("list") == len(removed):
                 removed.append(read.name)

@@ -1,4 +1,4 @@
-"""What a reader asks for where an index has very many objects, and a batch very many keys."""
+"""A reader makes few requests, even for an index of very many objects and a batch of very many keys."""
 
 import os
 from dataclasses import replace
@@ -23,7 +23,7 @@ _FILES, _ENTRIES, _KEYS = 50, 3_000, 500
 
 
 def _older(stored, number):
-    """Return an object that is not there, of a time long before that of `stored`."""
+    """Return an object that does not exist, of a time long before that of `stored`."""
     file_id = f"{stored.file_id[:-8]}{number:08x}"
     begin_s, end_s = stored.second_min - 100_000 * number, stored.second_max - 100_000 * number
     return replace(stored, name=f"data/{file_id}/0.index", file_id=file_id, second_min=begin_s, second_max=end_s)
@@ -31,14 +31,14 @@ def _older(stored, number):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """An index of very many objects, of which the three newest are there."""
+    """An index of very many objects. Only the three newest exist."""
     made = cold_index(tmp_path_factory.mktemp("many") / "root", files=3)
     log = StorageLog(made.inner, ManualClock(BASE_MS))
     epoch = log.open().epoch
     for first in range(1, _OBJECTS + 1, 500):
         publish(log, epoch, tuple(_older(made.stored[0], first + n) for n in range(500)))
     for state in STATES:
-        # a reader beside a root reads the log once more where the folders have only just changed
+        # a reader beside a root would read the log again if the folders had just changed
         os.utime(made.root / state, (BASE_MS / 1000, BASE_MS / 1000))
     return made
 
@@ -47,7 +47,7 @@ def made(tmp_path_factory):
 def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made, beside_the_root):
     made.storage.reset()
     with made.reader(**({"root": made.root} if beside_the_root else {})) as reader:
-        # the checkpoint, and the summary or the record behind the one that the root has seen
+        # the checkpoint, and the summary or the record after the one that the root knows
         assert sorted(made.storage.operations) == ["get", "get", "list", "list"]
         assert len(reader.files()) == _OBJECTS + 3
         newest = made.stored[-1]
@@ -65,14 +65,14 @@ def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made, besid
         before = reader.files()
         reader.refresh()
         assert made.storage.operations == ["list", "get"]
-        # `before` is held meanwhile, so that no new file can have an old one's id
+        # `before` stays alive, so that no new file has the `id()` of an old one
         assert len(set(map(id, reader.files())) - set(map(id, before))) == 1
         publish(log, log.state.epoch, remove=(_older(made.stored[0], 2 * _OBJECTS + beside_the_root).name,))
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A storage of many files of several slot groups each, and the writer's cache of their filters."""
+    """A storage of many files with several slot groups each, and the writer's cache of their filters."""
     root, storage = tmp_path_factory.mktemp("keys") / "root", MemoryStorage()
     settings = {"slots": 1_000, "items": _ENTRIES + 1, "background": False, "local_keep_s": 0, "max_early_s": 10**9}
     settings |= {"clock": ManualClock(BASE_MS), "disk": FaultDisk()}
@@ -100,12 +100,12 @@ def test_a_batch_makes_no_more_requests_than_there_are_slot_groups_to_read(store
         found = reader.query_many(lookups)
         assert found.counts.tolist() == [1] * _KEYS
         assert _FILES <= found.explain.requests <= 1.1 * len(groups)
-        # without filters each file has slots of so many keys that all of its groups are read
+        # without filters, the keys are in slots of all groups of each file
         assert len(groups) <= 1.1 * _KEYS if filters else len(groups) > 4 * _FILES
 
 
 def _groups(reader, lookups):
-    """Yield the slot groups that may hold an answer, as far as directories and cached filters tell."""
+    """Yield the slot groups that may have an answer, by directories and cached filters."""
     batch = LookupBatch(lookups)
     for file in reader.files():
         assert isinstance(file, CompactedFile) and file.stored is not None

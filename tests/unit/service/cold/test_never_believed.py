@@ -1,5 +1,6 @@
-"""Damaged objects: a fresh reader answers exactly what was put or names the object; no answer is ever wrong or
-short.
+"""Objects are damaged.
+
+A fresh reader answers exactly the put entries, or names the object. No answer is wrong or short.
 """
 
 from functools import partial
@@ -23,7 +24,7 @@ def made(request, tmp_path_factory):
 
 
 def check(made, reader, name, keys=KEYS):
-    """Ask for every key, then for all at once; return how many lookups named the object `name` as corrupt."""
+    """Look up every key, then all at once. Return how many lookups named the object `name` as corrupt."""
     named = 0
     for key in keys:
         try:
@@ -43,27 +44,27 @@ def check(made, reader, name, keys=KEYS):
 
 
 def first_item(made):
-    """Return where items begin: native files are packed and have no slot table."""
+    """Return the position of the first item. Native files are packed and have no slot table."""
     layout = made.reader().genesis.layout
     return HEADER_SIZE if layout.preset is NATIVE else layout.items_position
 
 
 def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_never_believed(made):
-    """Header and slot table aren't read by lookups; the filter is not fetched for so few of them."""
+    """Lookups do not read header and slot table. So few lookups fetch no filter."""
     stored = made.stored[0]
     items = first_item(made)
 
     def flip(position, data):
         data[position] ^= 0x40
 
-    every = 4  # so that every field is met
+    every = 4  # so that every field is hit
     quiet = []
     for position in range(items, stored.size_bytes, every):
         with spoiled(made, stored.name, partial(flip, position)), made.reader() as reader:
-            # what is not a group is read by any lookup
+            # any lookup reads the bytes outside the groups
             if not check(made, reader, stored.name, KEYS if position < stored.trailer_position else KEYS[2:3]):
                 quiet.append(position)
-    # every byte but the filter's is looked at
+    # lookups notice every byte except the filter's
     assert quiet == [at for at in range(items, stored.directory_position, every) if at >= stored.trailer_position]
 
 
@@ -90,7 +91,7 @@ def test_a_truncated_object_is_named(made):
 
 
 def test_a_longer_object_is_not_taken_for_another(made):
-    """Every range that the log names is as it was, so every answer is."""
+    """Every range that the log names is unchanged, so every answer is right."""
     stored = made.stored[1]
     with spoiled(made, stored.name, lambda data: data.extend(b"more")), made.reader() as reader:
         assert check(made, reader, stored.name) == 0
@@ -100,7 +101,7 @@ def test_objects_that_changed_places_are_named(made, tmp_path):
     older, newer = made.stored
     whole = {stored.name: made.inner.get(stored.name) for stored in made.stored}
     foreign = cold_index(tmp_path / "root", files=2, entries=3, slots=3, preset=made.settings["preset"])
-    assert foreign.stored[0].size_bytes == older.size_bytes  # so that only what is in it tells it apart
+    assert foreign.stored[0].size_bytes == older.size_bytes  # so that only the content differs
     warm = made.reader(block_cache_bytes=0)
     assert check(made, warm, "") == 0
     other_index = foreign.inner.get(foreign.stored[0].name)

@@ -1,6 +1,4 @@
-"""What the cold path notes of objects goes with them: a reader that lives for years doesn't grow with those that came
-and went.
-"""
+"""If an object is removed, the cold path forgets its notes about it. So a reader's memory does not grow over years."""
 
 import os
 import time
@@ -14,7 +12,7 @@ from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 
 FILES = 3
 MERGED_MS = 2_000_000_000_000
-# long after all that is put, so that everything may be merged
+# long after all entries, so that a merge may take all files
 
 
 @pytest.fixture
@@ -23,14 +21,14 @@ def made(tmp_path):
 
 
 def noted(reader):
-    """Return the names of all objects whose misses are counted, or whose filters are being fetched."""
+    """Return the names of all objects with counted misses, and of those whose filters are being fetched."""
     filters = reader._cold_paths[0].filters
     return {*filters._misses, *filters._fetching}
 
 
 @pytest.mark.parametrize("filter_after_probes", [1, 10], ids=["fetched", "counted"])
 def test_a_reader_notes_only_what_there_is(made, filter_after_probes):
-    """Files come and are merged away, again and again, under a reader that looks for keys that none of them has."""
+    """Files are added and merged repeatedly under a reader that looks up absent keys."""
     with made.reader(block_cache_bytes=0, filter_after_probes=filter_after_probes) as reader:
         for spell in range(3):
             gone = {stored.name for stored in made.stored}
@@ -49,7 +47,7 @@ def test_a_reader_notes_only_what_there_is(made, filter_after_probes):
 
 
 def test_damaged_entries_that_stay_are_forgotten(made, tmp_path):
-    """Somebody else's cache is only read: what is damaged there is passed over for as long as its object is named."""
+    """The cache of another process is read-only. A damaged entry is skipped as long as the log names its object."""
     first, second, _ = made.stored
     kept = CacheFolder(DiskCache(tmp_path / "cache", 1 << 20), "index")
     folder = CacheFolder(DiskCache(tmp_path / "cache", 1 << 20, read_only=True), "index")

@@ -1,5 +1,5 @@
-"""What a lookup asks of the storage: one range a file whose directory is known, one more where it is not, none where a
-filter says no.
+"""A lookup makes one request per file with a known directory, two if it is unknown, and none if a filter excludes the
+key.
 """
 
 import pytest
@@ -19,7 +19,7 @@ def _forget(made):
 
 
 def groups(made):
-    """What was read of slot groups: object, and where."""
+    """Return the reads of slot groups: object and range."""
     ends = {stored.name: stored.trailer_position for stored in made.stored}
     return [(r.name, r.start, r.length) for r in made.storage.reads if r.start < ends[r.name]]
 
@@ -36,7 +36,7 @@ def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made):
         assert (first.explain.requests, first.explain.bytes) == (20, made.storage.asked_bytes)
         assert made.storage.operations == ["get_range"] * 20
         made.storage.reset()
-        # another key lies in other groups, its files are known
+        # another key is in other groups, and the files' directories are known
         for file in (0, 9, 4):
             made.storage.reset()
             found = reader.query("t", f"k{file}-7")
@@ -51,7 +51,7 @@ def test_a_lookup_of_one_files_time_asks_only_that_file(made):
     stored = made.stored[3]
     with made.reader() as reader:
         made.storage.reset()
-        for requests in (2, 0):  # then the verified group is in memory
+        for requests in (2, 0):  # the second time, the verified group is in memory
             answer = reader.query("t", "all", stored.second_min * 1000, stored.second_max * 1000)
             assert len(answer) == 1 and answer.explain.requests == requests
             assert [report.file for report in answer.explain.files] == [stored.file_id]
@@ -85,4 +85,4 @@ def test_an_empty_slot_group_is_not_read(made, tmp_path):
         sparse.storage.reset()
         for number in range(5):
             assert len(reader.query("t", f"none{number}")) == 0
-        assert len(sparse.storage.reads) <= 2  # two keys lie in at most two groups
+        assert len(sparse.storage.reads) <= 2  # two keys are in at most two groups

@@ -1,6 +1,4 @@
-"""Opening a reader within a time, though the storage doesn't answer: whoever opens is told what was not done, and
-nothing stays open.
-"""
+"""A reader opens within a timeout though the storage hangs. The error says what is not done, and nothing stays open."""
 
 import threading
 from concurrent.futures import wait as futures_wait
@@ -25,7 +23,7 @@ SHORT_S, LONG_S = 0.02, 300.0
 
 
 class Closing(FaultStorage):
-    """Tells how often it was closed, and how much time each call had."""
+    """Count the closes, and record the remaining time of each call."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -58,7 +56,7 @@ def storage(made):
 
 
 def overdue(act, hang):
-    """Return the error of an opening that ran out of time in the middle of a request, which has not ended."""
+    """Return the error of an opening that ran out of time during a request that still runs."""
     error = beside(act)()
     assert isinstance(error, BudgetExceeded), error
     assert hang.entered.is_set()
@@ -67,7 +65,7 @@ def overdue(act, hang):
 
 @pytest.fixture
 def up_at(monkeypatch):
-    """Return what lets the time be up as soon as all but the request that hangs is done."""
+    """Return a function that ends the time once only the hanging request is left."""
 
     def make(hang):
         def wait(futures, timeout_s):
@@ -98,7 +96,7 @@ def test_a_storage_that_hangs(made, storage, up_at, operation, prefix, beside_th
     before = storage.closed
     assert before > 0
     hang.release.set()
-    # what was opened too late for anybody is closed, too; beside a root nothing is
+    # a storage that opens too late is closed, too, except beside a root, where none opens
     opens = not beside_the_root and (operation, prefix) != ("list", "checkpoint/")
     until(lambda: not opens or storage.closed > before)
     with made.reader(storage, timeout_s=LONG_S) as reader:
@@ -153,7 +151,7 @@ def test_a_prefix_of_which_one_index_hangs(below, up_at):
 
 
 def test_a_prefix_whose_listing_hangs(below, up_at):
-    up_at(hang := below.hang("list", nth=3))  # behind those that find no log in it
+    up_at(hang := below.hang("list", nth=3))  # after the listings that find no log at the prefix
     error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
     assert str(error) == f"timeout_s was reached while listing the objects below {below.uri}"
     hang.release.set()

@@ -1,6 +1,4 @@
-"""How far behind its log a complete answer may stand: by an interval without a bound in time, by a second one (30 s at
-least) with one.
-"""
+"""A complete answer is at most one interval behind the log, or with a timeout two (the second at least 30 s)."""
 
 import threading
 import time
@@ -54,7 +52,7 @@ def test_a_refresh_that_hangs_for_too_long(made, clock, storage, many, interval_
         hangs = [storage.hang(what, name_prefix="log/", times=None) for what in ("get", "list")]
         late_s = max(interval_s, 30)
         clock.advance(interval_s + late_s)
-        if not beside_the_root:  # which sees that its folders have changed, and wants the log itself
+        if not beside_the_root:  # beside a root the lookup sees that folders have changed, and reads the log itself
             assert ask(timeout_s=LONG_S).status == "complete"
         clock.advance(1)
         for _ in range(2):
@@ -67,7 +65,7 @@ def test_a_refresh_that_hangs_for_too_long(made, clock, storage, many, interval_
         storage.clear()
         for hang in hangs:
             hang.release.set()
-        # one without a bound of time waits for what hung
+        # a lookup without a timeout waits for the hanging request
         result = ask()
         assert (result.status, [Answer.of(item) for item in result]) == ("complete", made.expected("t", "all"))
 
@@ -85,13 +83,13 @@ def test_one_that_may_make_no_request_is_not_complete_either(made, clock):
 
 
 def test_a_log_that_is_read_later_in_the_lookup_is_young(made, clock):
-    """Beside a root the log is read where the folders have changed, though the refresh before ran out of requests."""
+    """A lookup beside a root reads the log because folders have changed, though its refresh ran out of requests."""
     with made.reader(clock=clock, refresh_interval_s=10, root=made.root) as reader:
         reader.query("t", "all")
         made.add(2)
         clock.advance(100)
         (view,) = reader._views
-        # nothing was read
+        # the log was not read
         assert view.asks_before(clock.monotonic_s())
         found = [handle.file_id for handle in view.handles(0, 10**10, clock.monotonic_s())]
         assert "log" not in found
@@ -107,7 +105,7 @@ def test_files_are_listed_whatever_the_age(made, clock):
 
 
 def test_who_joins_a_refresh_that_came_to_nothing_does_it(made, clock, storage, log_readings):
-    """The one that began it may make no request; the other one, which waits for it, may."""
+    """The lookup that began the refresh may make no request. The one that waits for it may."""
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         reader.query("t", "all")
         made.add(2)
@@ -148,7 +146,7 @@ def test_a_join_of_a_closed_reader_ends(made, clock, storage):
 
 
 class SlowLists(WrapperStorage):
-    """After its first answer to a listing of the log a long time passes, in which the writer goes on."""
+    """After the first answer to a listing of the log much time passes, and the writer continues."""
 
     def __init__(self, made, clock):
         super().__init__(made.inner)
@@ -208,8 +206,11 @@ def test_who_joins_a_refresh_that_began_long_before_reads_again(made, clock):
 
 @pytest.mark.parametrize("failed", [True, False], ids=["after an outage", "after a long rest"])
 def test_no_lookup_fails_while_another_one_reads_the_log_anew(made, clock, monkeypatch, failed):
-    """It answered with the error of the refresh before, or that the log was too old, though the storage was back."""
-    monkeypatch.undo()  # they wait for as long as they need
+    """Such a lookup once raised the error of an earlier refresh, or said that the log was too old.
+
+    The storage was back by then.
+    """
+    monkeypatch.undo()  # here waits for the log have no short limit
     storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         if failed:
@@ -244,7 +245,7 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(made, clock, monke
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_the_first_lookup_after_an_outage_answers(made, clock, monkeypatch, timeout_s, log_readings):
-    """For a second lookups had the error of the refresh before, though the storage was back."""
+    """Lookups once raised the error of an earlier refresh for a second, though the storage was back."""
     monkeypatch.undo()
     storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
@@ -267,7 +268,10 @@ def test_the_first_lookup_after_an_outage_answers(made, clock, monkeypatch, time
 def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
     made, clock, monkeypatch, timeout_s, log_readings
 ):
-    """They had the error of a refresh that began before them; now one of them tries again, and the others wait."""
+    """Lookups once raised the error of a refresh that began before them.
+
+    Now one of them tries again, and the others wait.
+    """
     monkeypatch.undo()
     storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
@@ -293,8 +297,8 @@ def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
         log_readings.clear()
         hang.release.set()
         found = [waited() for waited in (first, *others)]
-        # the first one may still meet the second reading
+        # the first lookup may still join the second reading
         answers = [one for one in found if not isinstance(one, StorageUnavailable)]
         assert len(answers) >= 5 and all(one == made.expected("t", "all") for one in answers)
-        # the one that hung, which was begun before, and failed
+        # the hanging one began before this count, and failed
         assert len(log_readings) == 1

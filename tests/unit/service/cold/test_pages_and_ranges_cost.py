@@ -1,5 +1,6 @@
-"""What a page or a batch doesn't need costs nothing: files before the cursor or outside the ranges, filters for keys
-that are there.
+"""A page or a batch makes no request for files before the cursor or outside the ranges.
+
+A key that is found does not make a filter due.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ FILES, HOUR_MS = 40, 3_600_000
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
-    """An index of 40 files, an hour each: key "all" once in every file, and 200 keys of its own in each."""
+    """An index of 40 files of an hour each. The key "all" is once in every file, and each has 200 keys of its own."""
     storage = MemoryStorage()
     root = tmp_path_factory.mktemp("root")
     settings = {"slots": 50, "items": 202, "local_keep_s": 0, "background": False}
@@ -33,7 +34,7 @@ def storage(tmp_path_factory):
 
 
 def hour_of(number, key):
-    """Return the lookup of a key of a file in that file's hour."""
+    """Return the lookup of a file's key in that file's hour."""
     begin_ms = BASE_MS + number * HOUR_MS
     return Lookup(topic="t", key=f"k{number}-{key}", begin_ms=begin_ms, end_ms=begin_ms + HOUR_MS - 1)
 
@@ -41,11 +42,11 @@ def hour_of(number, key):
 def test_pages_together_cost_one_request_a_file(storage):
     settings = {"block_cache_bytes": 0, "filter_after_probes": 3, "query_threads": 1}
     with IndexReader.open(storage_backend=storage, **settings) as reader:
-        # every directory
+        # read every directory
         reader.query_many([Lookup(topic="t", key=f"k{number}-0") for number in range(FILES)])
         pages = list(pages_of(reader.query, "t", "all", max_count=5))
         assert [item.offset for page in pages for item in page] == [n * 1000 for n in reversed(range(FILES))]
-        # the file that holds the last answer is looked at again, for what has the same second
+        # the file of the last answer is read again, for entries of the same second
         assert sum(page.explain.requests for page in pages) <= FILES + FILES // 5 + 5
 
 
@@ -66,6 +67,6 @@ def test_keys_that_are_there_make_no_filter_due(storage):
         assert reader.query_many(ranges).explain.requests == FILES
         for lookup in ranges[:10]:
             assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1
-            # another second: says nothing of the key
+            # no entry in another second does not mean that the file lacks the key
             assert reader.query("t", lookup.key, lookup.begin_ms, lookup.begin_ms).explain.requests == 1
             assert reader.query("t", lookup.key, lookup.begin_ms, lookup.end_ms).explain.requests == 1

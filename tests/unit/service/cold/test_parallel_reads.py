@@ -1,4 +1,4 @@
-"""Ranges side by side, the memory for verified groups, and batches that fetch each byte once."""
+"""Ranges are read in parallel, verified groups stay in memory, and batches fetch each byte once."""
 
 import random
 import threading
@@ -29,7 +29,7 @@ _BY_KEY = {}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Files of four slot groups."""
+    """Files of four slot groups each."""
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=ENTRIES, slots=700)
 
 
@@ -45,7 +45,7 @@ def keys(count, seed=1):
 
 
 def expected(made, key):
-    """Return the model's answer; it looks at each entry, so only at those of the key."""
+    """Return the model's answer, from only the entries of the key, because the model reads each entry."""
     entries = _BY_KEY.get(key)
     if entries is None:
         _BY_KEY.update({entry.key: [] for entry in made.model.entries})
@@ -73,7 +73,7 @@ def test_sixteen_threads_have_the_right_answers(made):
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made, threads):
-    """Each range waits for as many as may travel, so fewer than these would end the test by a broken barrier."""
+    """Each range waits for as many as the bound allows. If fewer ran, a broken barrier would end the test."""
     with made.reader(query_threads=threads, block_cache_bytes=0) as reader:
         reader.query("t", "all")
         made.storage.reset()
@@ -83,13 +83,13 @@ def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made, threads):
 
 
 def test_lookups_of_one_file_each_share_the_bound(made):
-    """These are searched in their callers' own threads, not in a pool."""
+    """The callers' own threads search these files, not a pool."""
     with made.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
         release = threading.Event()
         made.storage.gate = lambda read: release.wait(30)
         asked = [("t", "all", stored.second_min * 1000, stored.second_max * 1000) for stored in made.stored]
         answers = [pool.submit(reader.query, *question) for question in asked]
-        # all have come for a directory
+        # all lookups wait for a directory
         until(lambda: reader.cache_use()["directories"].misses >= FILES and len(made.storage.reads) >= 2)
         release.set()
         assert [len(answer.result(30)) for answer in answers] == [1] * FILES
@@ -110,8 +110,9 @@ def test_lookups_of_one_file_wait_for_one_directory(made):
 
 
 def test_a_search_that_is_given_up_asks_for_nothing_more(made):
-    """The newest files are searched in vain, so several are searched at once when the answer is found; one of them
-    hangs.
+    """The newest files have no entry of the key, so several searches run when the answer is found.
+
+    One of them hangs.
     """
     hanging, found = made.stored[FILES - 5], FILES - 4
     arrived, release = threading.Event(), threading.Event()
@@ -132,7 +133,7 @@ def test_a_search_that_is_given_up_asks_for_nothing_more(made):
         assert outcomes[hanging.file_id] == ("skipped_budget", 1)
         requests = len(made.storage.reads)
         release.set()
-    # closed, so every search has ended
+    # the reader is closed, so every search has ended
     assert len(made.storage.reads) == requests == answer.explain.requests
 
 
@@ -152,7 +153,7 @@ def test_the_ranges_of_one_file_travel_side_by_side_within_the_same_bound(made):
 
 
 def _group(made, key):
-    """Return which slot group of its file a key lies in."""
+    """Return the number of the slot group of a key in its file."""
     file = int(key[1:].split("-")[0])
     with made.reader() as reader:
         (handle,) = [h for h in reader.files() if h.file_id == made.stored[file].file_id]
@@ -183,7 +184,7 @@ def reads_of(made):
     return {name: sorted(ranges) for name, ranges in found.items()}
 
 
-# two of the four slot groups of each file, some 4,700 to 5,000 bytes apart
+# the keys are in two of the four slot groups of each file, about 4,700 to 5,000 bytes apart
 APART = [Lookup(topic="t", key=key) for key in keys(2, seed=3)]
 
 
@@ -208,7 +209,7 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, join
 
 @pytest.mark.parametrize("gap", [4, 4772, 20_000, 256 << 10])
 def test_the_bytes_between_slot_groups_are_told_by_file(made, gap):
-    """A batch with gaps reads the slot groups of one without any, and counts the bytes between them."""
+    """A batch with gaps reads the same slot groups as one without gaps, and counts the bytes between them."""
     explained = []
     for setting in (0, gap):
         with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0) as reader:
@@ -238,7 +239,7 @@ def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
         total = 0
         for name, ranges in asked_for.items():
             assert all(end <= start for (_, end), (start, _) in pairwise(ranges)), "bytes were fetched twice"
-            # the batch has no filters here, so every key is looked for in every file whose range overlaps: all files
+            # the batch has no filters here, and the ranges of all files overlap, so it looks for every key in each file
             directory = trailers[name].directory
             slots = np.array([key_hash("t", q.key) % 700 for q in asked])
             wanted = directory.runs_of(slots, 0, 2**40)
@@ -251,7 +252,7 @@ def test_a_batch_fetches_neighbours_by_one_range_and_each_byte_once(made, gap):
 
 
 def _runs_apart(runs, gap):
-    """Return how many ranges cover the runs, said another way than the code does."""
+    """Return how many ranges cover the runs, by another method than the code's."""
     joints = pairwise(runs)
     return 1 + sum(after.offset - (before.offset + before.length) > gap for before, after in joints) if runs else 0
 

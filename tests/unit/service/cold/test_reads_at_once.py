@@ -1,5 +1,5 @@
-"""How many files are read at once: all that are needed whatever the others hold, and no more of the rest than answers
-are missing.
+"""A lookup reads files in parallel: all files that it needs in any case, and of the rest only as many as it
+may need.
 """
 
 import threading
@@ -28,8 +28,9 @@ FILES = 13
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory):
-    """Files of one hour, as many brokers write them: "k" is in each, early; each ends a second before the one made
-    after it.
+    """Files of one hour, as many brokers write them.
+
+    The key "k" is early in each file. Each file ends a second before the next one.
     """
     made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0)
     with made.writer() as writer:
@@ -44,7 +45,7 @@ def brokers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory):
-    """Files whose times do not overlap; "all" is in each."""
+    """Files whose times do not overlap. The key "all" is in each."""
     return cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=3)
 
 
@@ -77,7 +78,7 @@ def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, reader_
 
 def test_files_that_the_answers_at_hand_do_not_spare_are_read_side_by_side(brokers, reader_of):
     reader = reader_of(brokers)
-    # the first search fills the answer, and no other file ends before that
+    # the first search finds enough answers, but no other file ends before them
     answer = in_rounds(brokers.storage, lambda: reader.query("t", "k", max_count=1), THREADS, FILES, alone=1)
     assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
     assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
@@ -92,7 +93,7 @@ def test_files_that_reach_to_the_end_of_the_range_are_read_at_once(brokers, read
     assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
 
 
-# by key, how many entries it has in the file of each day, newest first
+# the number of entries of each key in the file of each day, newest first
 KEYS = {
     "hot": lambda age: 70,
     "warm": lambda age: 20,
@@ -103,13 +104,13 @@ KEYS = {
     "absent": lambda age: 0,
 }
 DAYS = 30
-# the most requests for the newest 64 while no filter is known, and once all are
+# the most requests for the newest 64 entries, without filters and with all of them
 FIRST_64 = {"hot": (2, 2), "warm": (4, 4), "weekly": (30, 4), "daily": (30, 30), "absent": (30, 0)}
 
 
 @pytest.fixture(scope="module")
 def month(tmp_path_factory):
-    """A file a day, with frequent and rare keys."""
+    """A file per day, with frequent and rare keys."""
     made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0, items=1000)
     with made.writer() as writer:
         offset = 0
@@ -153,7 +154,7 @@ def test_pages_of_frequent_and_rare_keys_are_the_models(month, max_count):
 
 
 def test_a_small_budget_reads_items_and_not_directories_alone(brokers):
-    """Full width would spend it on the directories of many files."""
+    """If all files were read in parallel, their directories would use up the budget."""
     with brokers.reader(query_threads=THREADS, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         batch = reader.query_many([Lookup(topic="t", key="k")], max_requests=6, allow_partial=True)
         assert (batch.explain.requests, len(batch[0]), len(batch[0].failed)) == (6, 3, FILES - 3)
@@ -209,7 +210,7 @@ def test_without_threads_files_are_searched_in_the_callers(days, monkeypatch, ma
         limit.refuse("tiered-index-query", 10**6)
         answer = reader.query_many([Lookup(topic="t", key="all")])[0] if many else reader.query("t", "all")
         assert ([Answer.of(item) for item in answer], answer.status) == (days.expected("t", "all"), "complete")
-        # what has to be given up in time needs a thread
+        # a read that must end in time needs a thread
         result = reader.query("t", "all", timeout_s=600, allow_partial=True)
         assert (result.status, len(result), {report.outcome for report in result.failed}) == ("partial", 0, {"failed"})
         with pytest.raises(StorageUnavailable, match="thread"):

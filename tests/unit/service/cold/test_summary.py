@@ -1,4 +1,4 @@
-"""The summary: directories and filters of many files in one object, which spares requests and never changes answers."""
+"""The summary has directories and filters of many files in one object. It saves requests and never changes answers."""
 
 import threading
 
@@ -33,7 +33,7 @@ def summaries(storage):
 
 
 def summarise(storage):
-    """Write the summary of all files of an index; return its name."""
+    """Write the summary of all files of an index. Return its name."""
     log = StorageLog(storage, ManualClock())
     state = log.open()
     log._checkpoints.summary.renew(state)
@@ -43,7 +43,7 @@ def summarise(storage):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Files of an hour each, with their summary; "all" is in each."""
+    """Files of an hour each, with their summary. The key "all" is in each file."""
     made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=20)
     summarise(made.inner)
     return made
@@ -80,7 +80,7 @@ def test_a_fresh_reader_asks_for_no_files_directory(made, opened):
 
 
 def test_a_fresh_reader_and_its_first_lookup_take_three_round_trips(made):
-    """Each of the requests that may travel together waits for the others: one by one they would never get on."""
+    """Requests that may run in parallel wait for each other, so a reader that sent them one by one would fail."""
     together = threading.Barrier(3)
     order = []
 
@@ -125,7 +125,7 @@ def test_batches_and_bounded_lookups_over_a_great_summary(made, opened, monkeypa
     reader = opened()
     with pytest.raises(BudgetExceeded):
         reader.query("t", "k0-3", max_requests=5)
-    # a lookup with limits does not count the summary: another thread reads it for later lookups
+    # a lookup with limits does not count the summary, because another thread reads it for later lookups
     until(lambda: reader._cold_paths[0]._has_summary)
     assert made.storage.operations[3:].count("get") == 1
     answers = reader.query_many([Lookup(topic="t", key=key) for key in ("k3-1", "all", "absent")], timeout_s=600)
@@ -137,7 +137,7 @@ def test_batches_and_bounded_lookups_over_a_great_summary(made, opened, monkeypa
 @given(at=st.integers(0, 10**6), bit=st.none() | st.integers(0, 7))
 @settings(max_examples=25)
 def test_a_damaged_summary_costs_requests_and_no_answer(made, at, bit):
-    """A bit of it is flipped, or it is cut."""
+    """A bit of the summary is flipped, or it is cut."""
     (name,) = summaries(made.inner)
 
     def change(data):
@@ -185,14 +185,14 @@ def test_a_summary_that_is_gone_when_it_is_read(made, monkeypatch):
 
 
 def test_a_summary_that_its_storage_calls_damaged_costs_requests_and_no_answer(made, monkeypatch):
-    """As a database whose pages are damaged."""
+    """A database with damaged pages reports such an error."""
     (name,) = summaries(made.inner)
     faulty = FaultStorage(made.inner)
     faulty.fail("get", times=None, name_prefix=name, error=lambda text: CorruptFile(name, text))
     for _ in range(2):
         with made.reader(faulty) as reader:
             check(made, reader)
-        # the second one reads it for a lookup
+        # the second reader reads the summary for a lookup
         monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
 
 
@@ -208,7 +208,7 @@ def test_a_writer_renews_the_summary_after_some_files(tmp_path):
     made.storage.reset()
     with made.reader() as reader:
         assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
-        # 4 to open, a group each, and the directory of the file that the summary lacks
+        # four requests to open, a group per file, and the directory of the file that the summary lacks
         assert len(made.storage.operations) == 4 + 25 + 1
 
 
@@ -282,7 +282,7 @@ def test_an_append_does_not_wait_for_the_summary_of_another_one(tmp_path):
     first.start()
     try:
         assert begun.wait(60)
-        # of the second append only its own summary waits
+        # the second append waits only for its own summary
         second = threading.Thread(target=log.append_positions, args=(epoch, {"other": 1}))
         second.start()
         until(lambda: "other" in StorageLog(made.inner, ManualClock()).open().positions)
@@ -322,7 +322,7 @@ def test_a_record_with_many_tables_leaves_a_summary_of_all(life):
 
 
 class Away(Recorder):
-    """A storage that does not answer range reads."""
+    """A storage that answers no range reads."""
 
     def get_range(self, name, start, length):
         self.operations.append("get_range")
@@ -365,7 +365,7 @@ def test_a_writer_that_seldom_lists_keeps_the_summary_of_a_job(tmp_path):
 
     note(job, 1)
     (name,) = summaries(storage)
-    # the job's record came after one of the writer, whose summary is renewed now
+    # the job's record came after one of the writer, whose summary is renewed only now
     writer._checkpoints.summary.renew(writer.state)
     note(writer, 2)
     assert writer.state.number == job.state.number + 1
@@ -400,7 +400,7 @@ def test_an_index_that_this_process_wrote_is_not_parsed_again(monkeypatch):
     load = summary_module.load
     monkeypatch.setattr(summary_module, "load", lambda *given: parsed.append(given) or load(*given))
     assert decode(data, "name", index) == parts and not parsed
-    # another process's
+    # the summary of another process
     assert decode(encode({"c": (1, b"z")}), "name", index) == {"c": (1, b"z")} and len(parsed) == 1
     with pytest.raises(CorruptFile, match="length"):
         decode(data, "name", Index(index.data, index.rows[1:]))

@@ -1,5 +1,6 @@
-"""A thread that can't be started: lookups go on without it or say so, the next one does what was left, and a close
-closes.
+"""A thread cannot start. Lookups continue without it or raise an error, and the next lookup completes the work.
+
+A close still closes.
 """
 
 import pytest
@@ -32,7 +33,7 @@ def clock():
 @pytest.fixture
 def several(tmp_path):
     """A prefix with two indexes below it."""
-    storage = FaultStorage(MemoryStorage())  # as an object store: one namespace
+    storage = FaultStorage(MemoryStorage())  # one namespace, as in an object store
     for name in ("a", "b"):
         cold_index(tmp_path / name, files=2, storage=PrefixedStorage(storage, name))
     assert len(list(child_storages(storage))) == 2
@@ -46,11 +47,11 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, lim
         before = [Answer.of(item) for item in reader.query("t", "all")]
         made.add(3)
         clock.advance(11)
-        # those that opened the index would do it
+        # the threads of the opening would do it
         reader._parts.threads._work.end()
         reader._parts.threads._work.threads.clear()
         limit.refuse("tiered-index-log")
-        # the log is due since a second: the answer is that of where the reader stands
+        # The log is overdue by a second. The answer is as of the reader's log position.
         result = reader.query("t", "all", timeout_s=LONG_S)
         assert ([Answer.of(item) for item in result], result.status, limit.refused) == (before, "complete", 1)
         result = reader.query("t", "all", timeout_s=timeout_s)
@@ -60,7 +61,7 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, lim
 def test_refreshes_of_several_indexes_without_threads(several, limit, clock, log_readings):
     with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
         clock.advance(11)
-        # those that opened the indexes would do it
+        # the threads of the opening would do it
         reader._parts.threads._work.end()
         reader._parts.threads._work.threads.clear()
         limit.refuse("tiered-index-log", MANY)
@@ -74,7 +75,7 @@ def test_opening_without_threads(several, limit):
     limit.refuse("tiered-index-log", MANY)
     with IndexReader.open(storage_backend=several) as reader:
         assert len(reader.sources) == 2
-        # the log of each is read in order, too
+        # the reader also reads each index's log in its own thread
         assert limit.refused == 4
 
 
@@ -85,5 +86,5 @@ def test_ranges_without_threads_are_read_by_the_lookup(tmp_path, limit):
         cold = reader._cold_paths[0]
         with RequestContext(submit=cold._range_reads.submit).active():
             assert side_by_side([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
-        # what is left is made here, without asking for a thread again
+        # the lookup reads the other ranges itself, and requests no further thread
         assert limit.refused == 1

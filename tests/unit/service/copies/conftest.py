@@ -6,6 +6,6 @@ from tiered_index.service.lifecycle import copying
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Objects are copied in several parts."""
+    """Copy objects in several parts."""
     for module in (copying, verify):
         monkeypatch.setattr(module, "WINDOW_BYTES", 1 << 11)

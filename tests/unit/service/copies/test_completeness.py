@@ -1,4 +1,4 @@
-"""A copy is no index or a complete one, whatever fails or goes on at the source."""
+"""A target has no index or a complete copy, whatever fails and whatever changes at the source."""
 
 from dataclasses import fields, replace
 
@@ -45,7 +45,7 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
         server = request.getfixturevalue("s3_environment")
         uri = f"s3://{server.new_bucket()}/copied?endpoint_url={server.endpoint_url}"
         for module in (copying, verify):
-            # of several parts, of which the last comes first
+            # the segment has several parts, and the last one is sent first
             monkeypatch.setattr(module, "WINDOW_BYTES", 5 << 20)
     else:
         path = {"memory": "copied", "file": f"{tmp_path}/b", "sqlite": f"{tmp_path}/b.db"}[backend]
@@ -63,7 +63,7 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
 
 
 def test_every_member_of_the_state_is_copied():
-    """Also a member that a later version adds: the record must lead to the very state."""
+    """This includes members that later versions add: the record must lead to exactly the same state."""
     table = LostObject("data/a/1.index", "a", 5, 6, 7)
     full = replace(
         LogState(),
@@ -166,7 +166,7 @@ def test_what_is_there_is_not_sent_again_unless_it_differs(life):
     target.clear()
     names = sorted(life.state.objects)
     assert [info.name for info in inner.list("data/")] == names
-    # of the same size, and damaged; cut; of the same size, and nothing at all
+    # one has the same size and is damaged, one is cut, and one has the same size and only zeroes
     flip_object(inner, names[0], len(inner.get(names[0])) // 2)
     inner.put(names[1], inner.get(names[1])[:-1])
     inner.put(names[2], bytes(len(inner.get(names[2]))))
@@ -232,7 +232,7 @@ def test_damage_on_the_way_is_read_again(life, small_windows):
 
 
 def test_what_is_sent_is_what_was_checked(life, monkeypatch):
-    """The last window is read for the trailer, and again for the end of the entries, which is checked only then."""
+    """The last window is read for the trailer, and again for the end of the entries, whose check comes only then."""
     life.put([(BASE_MS + number * 1000, f"k{number % 50}") for number in range(2000)])
     life.publish()
     ((name, stored),) = life.state.objects.items()

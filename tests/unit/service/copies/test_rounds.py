@@ -1,4 +1,4 @@
-"""A copy is brought up to date round by round, by whoever copies, and nobody else's index is changed by it."""
+"""Any host can bring a copy up to date, round by round. A round changes no other index."""
 
 import random
 import shutil
@@ -41,7 +41,7 @@ def test_a_target_that_was_written_to_is_let_alone(life, by):
 
 
 def test_a_writer_that_takes_the_target_over_during_a_round(life):
-    """Who is first at the log's end wins; the copier then has lost permanently."""
+    """The first record at the log's end wins. The copier then has lost permanently."""
     fill(life)
     inner = MemoryStorage(clock=life.clock)
     target = Watched(inner)
@@ -103,7 +103,7 @@ def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_goes_on(life)
 
 
 def test_following_a_life(life, small_windows):
-    """Puts, merges, expiry, sweeps and copies in any order: after each round the copy answers as the model does."""
+    """Puts, merges, expiry, sweeps and copies run in any order. After each round the copy answers like the model."""
     for seed in range(3):
         _follow(life, random.Random(seed))
         life.close()
@@ -172,7 +172,7 @@ def test_what_lay_in_a_target_for_so_long_that_a_sweep_may_take_it_is_sent_again
 
 @pytest.mark.parametrize("days", [-3, 3])
 def test_a_storage_of_another_day_gets_its_copy(life, days):
-    """The clock of the copier, or of the target, is wrong by days; each object is sent once."""
+    """The clock of the copier or of the target is wrong by days. Each object is still sent once."""
     fill(life, 1)
     target = MemoryStorage(clock=ManualClock(life.clock.now_ms() + days * DAY_MS))
     made = copier(life, target)

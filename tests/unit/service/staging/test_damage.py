@@ -1,5 +1,6 @@
-"""Damaged local copies, staged objects, tickets and published objects: told, never believed, healed where somebody has
-the file.
+"""Damaged local copies, staged objects, tickets and published objects are reported and never trusted.
+
+They are repaired if another copy of the file exists.
 """
 
 import pytest
@@ -20,7 +21,10 @@ def damage(file):
 def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(
     open_spark, stage, faulty, storage, clock, tmp_path, merged, down, journal
 ):
-    """Whether the storage can be asked at the start or not; the source need not send what a journal says is there."""
+    """This holds if the storage is down at the start, too.
+
+    The journal has the file's position, so the source need not resend.
+    """
     index = stage(1, 2, 3)
     (file,) = index.files()
     index.abandon()
@@ -42,7 +46,7 @@ def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(
         assert index.durable_position("log") == (3 if journal else None)
     index.run_lifecycle()
     assert found(index) == [1, 2, 3] and set(places(index)) == {"storage"}
-    # nothing says positions where no journal is
+    # without a journal no local file has the positions
     expected = {"log": 3} if journal else {}
     assert index.log_state.positions == expected
     fill(index, 4)

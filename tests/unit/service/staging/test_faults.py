@@ -1,4 +1,4 @@
-"""A storage that fails at any call of writer or job, for a moment or for good: nothing is lost, nothing comes twice."""
+"""The storage fails once or permanently, at any call of writer or job. No entry is lost or doubled."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 
-# how many calls of each operation, by what they are about
+# the number of calls of each operation, by the prefix of their objects
 WRITER_CALLS = {
     "staging/": {"put": 2, "head": 1, "list": 1, "list_uploads": 1, "delete": 2},
     "log/": {"get": 3, "put_if_absent": 1},
@@ -30,7 +30,7 @@ def calls(counts):
 def test_the_storage_fails_once_at_any_call_of_the_writer(
     open_spark, faulty, storage, clock, operation, prefix, nth, when, error
 ):
-    """Whatever fails, or whoever dies, the next rounds bring it to its end: nothing is lost, nothing is there twice."""
+    """After any failure or crash the next rounds complete the work. No entry is lost or doubled."""
     index = open_spark(checkpoint_every=1000)
     fill(index, 1)
     fill(index, 2, 3)
@@ -119,7 +119,7 @@ def test_a_storage_that_is_down_holds_nothing_up_but_staging(open_spark, faulty,
 def test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time(
     open_spark, faulty, storage, clock, operation
 ):
-    """All files at once: the clock of each runs since it was sealed, not since those before it had their turn."""
+    """This applies to all files at once: the time of each begins at its seal, not after the files before it."""
     index = open_spark()
     for start in (0, 10, 20):
         fill(index, start, start + 1)

@@ -1,4 +1,4 @@
-"""Sweeps beside staging: what nobody asks for goes, what somebody asks for, or may, stays."""
+"""A sweep beside staging deletes objects that no ticket can need, and keeps all others."""
 
 import pytest
 
@@ -34,7 +34,10 @@ def test_orphans_know_what_is_staged(open_spark, storage, clock):
 
 @pytest.mark.parametrize("moment", ["find", "delete"])
 def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, stage, storage, clock, moment):
-    """Its host was away for days; it comes back while the sweep has its old ticket's name, or has judged it."""
+    """The host was away for days.
+
+    It returns while the sweep reads its old ticket, or after the sweep has judged the ticket.
+    """
     index = stage(1, 2, 3, compact_timeout_s=10**7)
     index.abandon()
     clock.advance(5 * 86400)
@@ -53,7 +56,7 @@ def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, stage,
 
     log = Job(storage, clock).log
     if moment == "delete":
-        log.claim_epoch()  # another writer has taken over: the ticket is of a fenced one
+        log.claim_epoch()  # another writer has taken over, so the ticket is of a fenced writer
     orphans = find_orphans(Meanwhile(storage), log)
     assert len(orphans.objects) == (2 if moment == "delete" else 0)
     come_back()
@@ -85,7 +88,7 @@ def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(o
     assert faulty.calls("get") - before == 1
     delete_orphans(storage, find_orphans(storage, log))
     assert not staged(storage)
-    again = open_spark()  # nothing is lost: its host has the file
+    again = open_spark()  # nothing is lost, because its host has the file
     assert again.run_lifecycle().staged == 1
     Job(storage, clock).run()
     holds(storage, clock, 1)

@@ -1,4 +1,4 @@
-"""Jobs, hosts, merges and other writers at once: a file is published once, and never again."""
+"""Jobs, hosts, merges and other writers run at once. A file is published exactly once."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
 
 
 def overdue(open_spark, clock, **settings):
-    """Return an index with a staged file which no job has compacted in time, so that the host is about to do it."""
+    """Return an index with a staged file that no job has compacted in time. The host's next round compacts it."""
     index = open_spark(refresh_interval_s=10_000, **settings)
     fill(index, 1)
     index.run_lifecycle()
@@ -107,7 +107,7 @@ def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spar
     assert set(places(index)) == {"storage"}
     assert index.log_state.positions == {"log": 2}
     assert not index.log_state.files
-    if when != "restarted":  # then nobody remembers: that is for `orphans`
+    if when != "restarted":  # after a restart no writer knows the staged objects, so only `orphans` deletes them
         assert not staged(storage)
     holds(storage, clock, 1, 2)
     index.abandon()
@@ -131,14 +131,14 @@ def test_nothing_of_a_fenced_writer_is_published(open_spark, stage, storage, clo
         index.run_lifecycle()
     assert [handle.place for handle in index.files() if handle.is_local] == ["unsealed"]
     holds(storage, clock, 2)
-    # its host comes back: what it has staged is asked for again, and not sent again
+    # its host returns: it writes a new ticket for the staged file, and does not send the file again
     index.abandon()
     other.close()
     clock.advance(61)
     (sent,) = (name for name in staged(storage) if name == job.tickets[0].object)
     index = open_spark()
     index.run_lifecycle()
-    # what the other one's host had no time to sweep is gone: the log has it
+    # the other host did not sweep the staged copy of its published file, and this one has deleted it
     assert [name for name in staged(storage) if name.endswith(".entries")] == [sent]
     Job(storage, clock).run()
     index.run_lifecycle()

@@ -1,5 +1,7 @@
-"""``compaction = "spark"``: sealed files are staged, jobs compact and publish them, and the writer takes them over.
-Without Spark here.
+"""With ``compaction = "spark"`` the writer stages sealed files, jobs compact and publish them, and the writer adopts
+them.
+
+These tests do not use Spark.
 """
 
 from collections import Counter
@@ -41,7 +43,7 @@ def test_a_file_is_staged_compacted_elsewhere_and_adopted(open_spark, storage, c
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_a_job_makes_the_bytes_that_the_writer_would_make(open_spark, storage, clock, tmp_path, preset):
-    """Several batches, topics and a predecessor; the same root lives twice."""
+    """The file has several batches, topics and a predecessor. A second index compacts the same root locally."""
     index = open_spark(preset=preset, items=200)
     fill(index, 1)
     for offset in range(2, 40):
@@ -72,7 +74,7 @@ def test_after_its_time_the_host_compacts_by_itself(stage, storage, clock):
     done = index.run_lifecycle()
     assert (done.compacted, done.uploaded) == (1, 1)
     assert places(index) == ["uploaded"] and not staged(storage)
-    # the job was late: it takes back what it sent
+    # the job was too late, so it deletes its upload
     assert job.publish() == set() and job.reasons == ["is in the log already"]
     assert names_below(storage, "data/") == list(index.log_state.objects)
     holds(storage, clock, 1)
@@ -121,7 +123,7 @@ def test_a_restart_as_local_compacts_what_was_staged_and_adopts_what_was_publish
 
 
 def test_a_file_that_is_not_sealed_durably_is_compacted_here(open_spark, storage, clock):
-    """After a restart it would go on where a job had seen its end."""
+    """After a restart the file would accept entries beyond the end that a job has read."""
     index = open_spark()
     fill(index, 1, seal=False)
     index.flush()
@@ -156,7 +158,7 @@ def test_positions_never_run_ahead_of_an_older_file(open_spark, storage, clock, 
     first, second, third = (handle.file_id for handle in index.files())
     Job(storage, clock).look().compact(third).publish()
     index.run_lifecycle()
-    # the last file alone says position 3: its local copy stays, though the storage has it
+    # only the last file has position 3, so its local copy stays, though the storage has the file
     assert index.log_state.positions == {}
     assert [handle.place for handle in index.files()] == ["unsealed"] * 3
     Job(storage, clock).look().compact(first).publish()
@@ -192,7 +194,7 @@ def test_positions_wait_for_quarantine(open_spark, storage, clock):
 
 
 class Told(WrapperStorage):
-    """Counts requests for staged and published objects, by operation and folder."""
+    """Count requests for staged and published objects, by operation and folder."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -205,7 +207,7 @@ class Told(WrapperStorage):
 
 
 def test_what_a_small_file_costs_beyond_the_local_path(open_spark, clock):
-    """The figures of docs/spark-cluster.md."""
+    """docs/spark-cluster.md has these figures."""
 
     def spent(folder, mode):
         told = Told(MemoryStorage(clock=clock))
