@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
+import time
 
 import pytest
 
 from tests.integration.cli.command_lines import run_here
+from tests.spark.pages import programs, section
+from tests.support.hanging import until
+from tiered_index import IndexReader
+from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
 
 
 @pytest.fixture
@@ -39,6 +46,42 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
     again = run("ingest", place)
     assert re.search("messages +0\n", again.out), again.err
     assert re.search(f"source +{re.escape(place)}\n", again.out)
+
+
+def test_entries_of_records_older_than_the_retention_are_counted(run, servers, producing, topic, tmp_path):
+    now_ms = time.time_ns() // 10**6
+    times = [1_700_000_000_000] * 5 + [now_ms] * 3
+    producing.send(topic, [{"key": f"k{n}", "partition": 0, "timestamp": time_ms} for n, time_ms in enumerate(times)])
+    where = (f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--wait")
+    done = run("ingest", *where, "--set", f"retention.topics.{topic}=30d", "--json")
+    assert [done.document[name] for name in ("messages", "entries", "expired")] == [8, 8, 5], done.err
+    found = [bool(run("query", topic, f"k{n}", "--json").document["items"]) for n in range(8)]
+    assert found == [False] * 5 + [True] * 3
+
+
+def test_the_program_of_the_page_indexes_by_a_function_of_its_own(run, servers, producing, topic, tmp_path):
+    producing.send(topic, [{"key": f"k{n}", "value": f"id={n}", "partition": 0} for n in range(3)])
+    root, uri = tmp_path / "root", (tmp_path / "store").as_uri()
+    (program,) = programs(section("kafka.md", "Index topics"))
+    for given, own in (("/data/index", str(root)), ("s3://bucket/index", uri), ("broker:9092/orders", "")):
+        assert given in program
+        program = program.replace(given, own or f"{servers}/{topic}")
+    named = {"decode": lambda value: {"order_id": f"order-{value.decode().removeprefix('id=')}"}}
+    running = threading.Thread(target=exec, args=(compile(program, "docs/kafka.md", "exec"), named))
+    running.start()
+    until(lambda: "follower" in named and named["follower"].messages == 3)
+    named["follower"].stop.set()
+    running.join()
+    with (
+        IndexReader.open(uri, root=root) as reader,
+        contextlib.closing(KafkaBroker({"bootstrap.servers": servers})) as b,
+    ):
+        assert len(reader.query(topic, "order-1").items) == 1 and not reader.query(topic, "k1").items
+        source = KafkaMessages(reader.segment_archives, b, function=named["keys_of"])
+        (found,) = reader.messages(topic, "order-1", source=source).messages
+        assert (found.state, found.message.value) == ("local", b"id=1")
+    refused = run("query", topic, "order-1", "--messages", "--kafka", f"bootstrap.servers={servers}")
+    assert (refused.code, "pass it to KafkaMessages(function=)" in " ".join(refused.err.split())) == (2, True)
 
 
 @pytest.mark.parametrize(

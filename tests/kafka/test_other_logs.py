@@ -184,6 +184,7 @@ def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(index, cluster
     assert source.failed_commits == 1
     assert follower.gauges()["follow_failed_commits_total"][1] == 1
     assert f"group {topic}: its offsets are not published" in notes[0]
+    assert notes[0].endswith("authorization failed: allow the client's login to READ it")
 
 
 def test_closing_does_not_wait_long_for_brokers_that_are_away(index, topic):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.cli.kafka import kafka_messages
-from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.client import kafka, record_of
 from tiered_index.kafka.messages import KafkaBroker
@@ -177,6 +178,23 @@ def test_a_topic_that_is_not_there_is_an_error_with_the_nearest(index, servers, 
         source_of(index, servers)
 
 
+# Kafka's numbers of the refusal of a topic, and of the request for a log's ends
+TOPIC_REFUSED, LIST_OFFSETS = 29, 2
+
+
+def test_a_topic_that_the_login_may_not_read_is_named_as_refused(index, cluster, servers, producing, topic):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    cluster.fail_topic(topic, TOPIC_REFUSED)
+    with pytest.raises(StorageMisconfigured, match=f"{topic}: .*authorization failed: allow the .* login to READ it"):
+        source_of(index, servers, topic)
+    cluster.fail_topic(topic, 0)
+    cluster.fail(LIST_OFFSETS, *[TOPIC_REFUSED] * 4)
+    with pytest.raises(StorageMisconfigured, match=f"{topic}/[0-3]: .*authorization failed: allow"):
+        source_of(index, servers, topic)
+    cluster.forgive(LIST_OFFSETS)
+    assert ingest(index, servers, topic).messages == 1
+
+
 def test_an_index_is_of_one_cluster(index, servers, producing, topic):
     producing.send(topic, [{"key": "k"}])
     ingest(index, servers, topic)
@@ -273,6 +291,32 @@ def test_the_clients_log_by_the_logger_of_the_project(index, topic, caplog, capf
         clients[0].close()
         source.close()
     assert "|FAIL|tiered-index" not in capfd.readouterr().err
+
+
+def test_a_line_of_the_client_is_passed_once_a_minute_with_the_number_of_those_between(caplog, monkeypatch):
+    now_s = [1_000.0]
+    monkeypatch.setattr("tiered_index.kafka.client.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    logger = logging.getLogger("tiered_index.kafka.client")
+
+    def lines(*given):
+        caplog.clear()
+        for broker, passed_ms in given:
+            logger.error("%s [%s] %s", "FAIL", "client", f"{broker}: refused (after {passed_ms}ms in state CONNECT)")
+        return [line.removeprefix("FAIL [client] ") for line in caplog.messages]
+
+    assert lines(("a", 1), ("a", 2), ("b", 1), ("a", 3)) == [
+        "a: refused (after 1ms in state CONNECT)",
+        "b: refused (after 1ms in state CONNECT)",
+    ]
+    now_s[0] += 59.0
+    assert lines(("a", 4)) == []
+    now_s[0] += 1.0
+    assert lines(("a", 5), ("a", 6)) == ["a: refused (after 5ms in state CONNECT) (3 more such lines were left out)"]
+    now_s[0] += 60.0
+    assert lines(("a", 7), ("b", 8)) == [
+        "a: refused (after 7ms in state CONNECT) (1 more such lines were left out)",
+        "b: refused (after 8ms in state CONNECT)",
+    ]
 
 
 def test_names_of_positions_can_be_read_again():

@@ -40,6 +40,9 @@ TIMEOUT_S = 30.0
 STEP_S = 5.0
 _PAUSE_S = 0.2
 _log = logging.getLogger(__name__)
+_LINE_S, _LINES = 60.0, 1_000
+# Durations and counts that differ in each line about the same trouble
+_VARYING = re.compile(r"\([^()]*\d[^()]*\)")
 _ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
 # Settings that the source depends on: it alone chooses positions
 _OURS = {
@@ -62,6 +65,36 @@ _REFUSED = re.compile(
 # Errors of a partition whose topic does not exist (any more)
 MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
+
+
+class _Spared(logging.Filter):
+    """Passes a text once a minute, and then says how often it was left out since. Any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        # of each text: when it was passed, and how often it was left out since
+        self._passed: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is passed."""
+        now_s, line = time.monotonic(), record.getMessage()
+        text = _VARYING.sub("", line)
+        with self._lock:
+            passed_s, left_out = self._passed.pop(text, (now_s - _LINE_S, 0))
+            if now_s - passed_s < _LINE_S:
+                self._passed[text] = passed_s, left_out + 1
+                return False
+            self._passed[text] = now_s, 0
+            while len(self._passed) > _LINES:
+                del self._passed[next(iter(self._passed))]
+        if left_out:
+            record.msg, record.args = f"{line} ({left_out:,} more such lines were left out)", ()
+        return True
+
+
+# the client repeats lines about a broker that is away
+_log.addFilter(_Spared())
 
 
 @dataclass(frozen=True)
@@ -226,9 +259,10 @@ def is_passing(error: Any) -> bool:
 
 def error_of(error: Any, what: str) -> TieredIndexError:
     """Return this package's error for an error of the client; `what` begins the message."""
-    text = f"{what}: {error.str()}"
-    if _REFUSED.fullmatch(error.name()):
-        return StorageMisconfigured(text)
+    text, name = f"{what}: {error.str()}", error.name()
+    if _REFUSED.fullmatch(name):
+        is_acl = name.endswith("_AUTHORIZATION_FAILED")
+        return StorageMisconfigured(f"{text}: allow the client's login to READ it" if is_acl else text)
     return CorruptFile(what, error.str()) if error.name() in _DAMAGED else StorageUnavailable(text)
 
 

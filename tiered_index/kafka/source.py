@@ -48,6 +48,7 @@ from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
     ObjectNotFound,
+    StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
     did_you_mean,
@@ -304,8 +305,13 @@ class KafkaSource:
             self.cluster = self.cluster or found.cluster_id or "-"
             self._check_one_cluster()
             for topic in self.address.topics:
-                if not _is_pattern(topic) and topic not in known and topic not in unsure:
-                    raise InvalidArgument(f"{self.place}: there is no topic {topic!r}{did_you_mean(topic, known)}")
+                if _is_pattern(topic) or topic in known or topic in unsure:
+                    continue
+                refused = error_of(found.topics[topic].error, topic) if topic in found.topics else None
+                if isinstance(refused, StorageMisconfigured):
+                    raise refused
+                problem = f"there is no topic {topic!r} that the client's login may see{did_you_mean(topic, known)}"
+                raise InvalidArgument(f"{self.place}: {problem}")
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
         gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
         for place in sorted(gone):
@@ -702,12 +708,11 @@ class KafkaSource:
             return
         if self._commit is not None and self._commit[1].done():
             (sent, answer), self._commit = self._commit, None
-            failed = _problem_of(answer)
+            failed = _problem_of(answer, f"group {self.commit_group}: its offsets are not published")
             if failed is None:
                 self._committed |= sent
             else:
                 self.failed_commits += 1
-                failed = f"group {self.commit_group}: its offsets are not published: {failed}"
                 if failed != self._uncommitted:
                     self.note(failed)
             self._uncommitted = failed
@@ -761,13 +766,13 @@ class KafkaSource:
             self._consumer.close()
 
 
-def _problem_of(answer: Future[Any]) -> str | None:
-    """Return why offsets of a group were not published; None: they were."""
+def _problem_of(answer: Future[Any], what: str) -> str | None:
+    """Return why offsets of a group were not published; None: they were. `what` begins the text."""
     try:
         failed = [one.error for one in answer.result().topic_partitions if one.error is not None]
     except kafka.KafkaException as error:
         failed = [error.args[0]]
-    return str(failed[0].str()) if failed else None
+    return str(error_of(failed[0], what)) if failed else None
 
 
 _SURE_BYTES = 32_767
