@@ -1,1 +1,1 @@
-"""What tests of several folders use: indexes to ask, lives of merging and staging, servers, limits."""
+"""Code that tests of several folders share: small indexes, histories of merges and staging, servers, limits."""

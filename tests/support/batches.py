@@ -7,7 +7,7 @@ from typing import Any
 
 
 def batch(count: int, **columns: Any) -> dict[str, Any]:
-    """Return `count` entries, of topic t and key k unless `columns` says others; a plain value is that of all."""
+    """Return `count` entries of topic t and key k. `columns` replaces columns; a single value is for all entries."""
     plain = {
         "topic": "t",
         "queue_id": 0,

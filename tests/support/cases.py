@@ -7,5 +7,5 @@ from typing import Any
 
 
 def each(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return a case, as keyword arguments, of each value of each name."""
+    """Return a test case per value of each name, as keyword arguments."""
     return [{name: value} for name, some in values.items() for value in some]

@@ -1,4 +1,4 @@
-"""A process beside this one that is asked and answers by lines, and ends with its stdin."""
+"""A child process that answers lines with lines, and ends with its stdin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT_S = 60
 
 
 class Child:
-    """A Python process; `asked` is its stdin, `said` its stdout. One thread asks it."""
+    """A Python process. `asked` is its stdin, `said` its stdout. One thread uses it."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Child:
         self.asked.flush()
 
     def line(self) -> str:
-        """Return the next line that it writes, nothing where it has ended."""
+        """Return the next line that it writes; an empty text if it has ended."""
         return self.said.readline().rstrip("\n")
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """End it, by its stdin or else by a kill."""
+        """Close its stdin, and kill it if it does not end."""
         with contextlib.suppress(BrokenPipeError):
             self.asked.close()
         try:

@@ -1,4 +1,4 @@
-"""Lookups in the broker's classic index, as the broker answers them and without its bounds."""
+"""Lookups in the broker's classic index: as the broker answers them, and without its bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_COUNT = 64
 
 
 class ClassicAnswer(NamedTuple):
-    """What the broker answers: commit log offsets, newest first, and how far its newest file reaches."""
+    """The broker's answer: commit log offsets, newest first, and the end of its newest file."""
 
     offsets: list[int]
     last_ms: int
@@ -23,9 +23,9 @@ class ClassicAnswer(NamedTuple):
 def query(
     index: ClassicIndex, topic: str, key: str, max_count: int = MAX_COUNT, begin_ms: int = 0, end_ms: int = 2**63 - 1
 ) -> ClassicAnswer:
-    """Return what the broker answers (`queryOffset`), bounds and early stops included; the range is inclusive.
+    """Return the broker's answer (`queryOffset`), with its bounds and early stops. The range is inclusive.
 
-    Raises `CorruptFile` where Java would not end.
+    Raises `CorruptFile` if Java would loop endlessly.
     """
     found: list[int] = []
     limit = min(max_count, MAX_COUNT)
@@ -52,10 +52,10 @@ def is_time_matched(file: ClassicIndexFile, begin_ms: int, end_ms: int) -> bool:
 def select_offsets(
     file: ClassicIndexFile, found: list[int], key: str, max_count: int, begin_ms: int, end_ms: int
 ) -> None:
-    """Add to `found` the offsets that Java finds (`selectPhyOffset`), newest first, until it holds `max_count`.
+    """Add to `found` the offsets that Java finds (`selectPhyOffset`), newest first, until it has `max_count`.
 
-    The range is inclusive. Java stops at the first entry older than the range, though older entries may lie behind
-    it in the chain. Raises `CorruptFile` where the chain runs in a circle.
+    The range is inclusive. Java stops at the first entry older than the range, though older entries may follow it in
+    the chain. Raises `CorruptFile` if the chain has a cycle.
     """
     hashed = absolute_hash(key)
     count = file.header.index_count
@@ -82,16 +82,15 @@ def select_offsets(
 def find_in(file: ClassicIndexFile, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
     """Return all offsets under the hash of `key` in the inclusive range, newest first: no bound, no early stop.
 
-    Times are whole seconds behind the file's begin, and the begin itself for messages older than that. The first
-    entry's time is the begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a
-    chain is none.
+    Times are whole seconds after the file's begin, or the begin itself for older messages. The first entry's time is
+    the begin: its stored difference counts from the end of the previous file. Raises `CorruptFile` for a wrong chain.
     """
     hashed = absolute_hash(key)
     slot = hashed % file.geometry.slots
     (index,) = _slot.unpack_from(file.data, HEADER_BYTES + SLOT_BYTES * slot)
     found = []
-    # a broker that writes just now has set the slot before it counts the entry: one index more than counted is no
-    # damage at the head
+    # A broker sets the slot before it counts the entry. So while it writes, a head that is one more than the count is
+    # no damage.
     before = min(file.header.index_count + 1, file.geometry.items)
     while index != 0:
         at = file.geometry.entries_at + ENTRY_BYTES * index

@@ -1,7 +1,8 @@
-"""The broker's classic index files, written byte for byte as the broker does, for tests and the demo.
+"""Writes the broker's classic index files, byte for byte as the broker does, for tests and the demo.
 
-Files are sorted by their names, the times they were made. A new one inherits end offset and end timestamp of the one
-before it, and a message below the newest end offset is ignored (RocketMQ's `IndexFile`, `IndexService`). One thread.
+Files are sorted by their names, the times they were made. A new file inherits end offset and end timestamp of the
+previous one. A message below the newest end offset is ignored (RocketMQ's `IndexFile`, `IndexService`). One thread uses
+a writer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DEFAULT_GEOMETRY = Geometry(5_000_000, 20_000_000)
 
 
 def absolute_hash(text: str) -> int:
-    """Return the absolute value of the Java hash of `text`, 0 where that has none."""
+    """Return the absolute value of the Java hash of `text`, or 0 for the hash without one."""
     return abs(java_string_hash(text)) % 2**31
 
 
@@ -57,7 +58,7 @@ class ClassicIndexFile:
             raise CorruptFile(file, "more entries than items", offset=36, expected=f"at most {geometry.items:,}")
 
     def entries(self) -> npt.NDArray[np.void]:
-        """Return all entries (`ENTRY`, n) in order of insertion: a copy."""
+        """Return a copy of all entries (`ENTRY`, n), in order of insertion."""
         return np.frombuffer(
             self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
         ).copy()
@@ -70,7 +71,7 @@ class WritableClassicFile(ClassicIndexFile):
     def create(
         cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
     ) -> WritableClassicFile:
-        """Return a new file that inherits end offset and end timestamp of the one before it (0: there is none)."""
+        """Return a new file that inherits end offset and end timestamp of the previous file (0: there is none)."""
         if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:
             raise InvalidArgument(f"{geometry} can't be: at least 1 slot and 2 items, and a file below 2 GiB")
         made = cls(bytearray(geometry.file_bytes), geometry, file=file)
@@ -80,7 +81,7 @@ class WritableClassicFile(ClassicIndexFile):
 
     @property
     def is_full(self) -> bool:
-        """Whether the next `put_key` is refused."""
+        """Whether the file refuses the next `put_key`."""
         return self.header.index_count >= self.geometry.items
 
     def _set(self, header: ClassicHeader) -> None:
@@ -90,7 +91,7 @@ class WritableClassicFile(ClassicIndexFile):
         self.header = header
 
     def put_key(self, key: str, offset: int, store_ms: int) -> bool:
-        """Add an entry for `key` (`topic#key`) as Java does; False where the file is full."""
+        """Add an entry for `key` (`topic#key`) as Java does; return False if the file is full."""
         header = self.header
         if self.is_full:
             return False
@@ -102,7 +103,7 @@ class WritableClassicFile(ClassicIndexFile):
         if not 0 < newest <= header.index_count:
             newest = 0
         late = store_ms - header.begin_ms
-        # toward zero as in Java, then cut to what the field holds; late ones count as none
+        # toward zero as in Java, then bounded by the field; a negative difference counts as 0
         seconds = min(late // 1000, _MAX_SECONDS) if header.begin_ms > 0 and late > 0 else 0
         _entry.pack_into(
             self.data, self.geometry.entries_at + ENTRY_BYTES * header.index_count, hashed, offset, seconds, newest
@@ -124,7 +125,7 @@ class WritableClassicFile(ClassicIndexFile):
 
 @dataclass(slots=True)
 class ClassicIndex:
-    """Index files in the order of their names; `geometry` is that of files made here, and `new_name` names them."""
+    """Index files in the order of their names. New files have the `geometry`, and `new_name` names them."""
 
     geometry: Geometry = DEFAULT_GEOMETRY
     files: list[WritableClassicFile] = field(default_factory=list)
@@ -135,8 +136,8 @@ class ClassicIndex:
     ) -> None:
         """Index one message as the broker does (`buildIndex`).
 
-        `keys` is the KEYS property as it stands. Rolled-back messages are left out, prepared ones aren't, and a key
-        that equals the unique key or another one is put again: RocketMQ's bytes depend on it.
+        `keys` is the text of the KEYS property. Rolled-back messages are left out, prepared ones aren't. A key that
+        equals the unique key or another key is put again, because RocketMQ's bytes depend on it.
         """
         newest = self._writable()
         if offset >= newest.header.end_offset and sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
@@ -146,7 +147,7 @@ class ClassicIndex:
                     newest.put_key(f"{topic}#{key}", offset, store_ms)
 
     def _writable(self) -> WritableClassicFile:
-        """Return the newest file, or a new one where it is full."""
+        """Return the newest file, or a new one if it is full."""
         newest = self.files[-1] if self.files else None
         if newest is not None and not newest.is_full:
             return newest
@@ -157,7 +158,7 @@ class ClassicIndex:
 
 
 def load_classic_index(folder: Path, geometry: Geometry | None = None) -> ClassicIndex:
-    """Read the index files of a folder whole. Raises `CorruptFile`, `StorageMisconfigured`."""
+    """Read all index files of a folder. Raises `CorruptFile`, `StorageMisconfigured`."""
     files = []
     for path in (folder / name for name in classic_file_names(folder)):
         data = bytearray(path.read_bytes())

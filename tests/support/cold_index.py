@@ -49,7 +49,7 @@ class Read:
 
 
 class Recorder(WrapperStorage):
-    """`inner`, with a record of ranges, calls by operation, and the most parallel reads of ranges.
+    """`inner`, with a record of ranges, calls by operation, and the greatest number of parallel reads of ranges.
 
     It calls `gate` during each read of a range.
     """
@@ -64,7 +64,7 @@ class Recorder(WrapperStorage):
         self.most_at_once = self._at_once = 0
 
     def reset(self) -> None:
-        """Forget the record."""
+        """Clear the record."""
         with self._lock:
             self.reads, self.operations, self.most_at_once, self.delivered = [], [], 0, 0
 
@@ -126,7 +126,7 @@ class ColdIndex:
         )
 
     def add(self, *numbers: int, entries: int = 5) -> None:
-        """Put files of these numbers, each published by a round of its own."""
+        """Put files of these numbers, each published by a separate round."""
         with self.writer() as writer:
             for number in numbers:
                 put(self, writer, columns(number, entries))
@@ -211,7 +211,7 @@ def spoiled(made: ColdIndex, name: str, change: Callable[[bytearray], object]) -
 
 @contextlib.contextmanager
 def gone(made: ColdIndex, name: str) -> Iterator[None]:
-    """Take an object out of the storage until the block ends."""
+    """Remove an object from the storage until the block ends."""
     whole = made.inner.get(name)
     made.inner.delete(name)
     try:
@@ -221,8 +221,10 @@ def gone(made: ColdIndex, name: str) -> Iterator[None]:
 
 
 def in_rounds(storage: Recorder, ask: Callable[[], _T], threads: int, requests: int, *, alone: int = 0) -> _T:
-    """Return what `ask` returns, whose requests, but for the first `alone`, wait for as many as may travel at once,
-    round after round. If fewer travel, the barrier breaks.
+    """Return the result of `ask`, after its requests ran in full rounds.
+
+    The first `alone` requests run alone. Each later one waits until the greatest possible number are in flight. If
+    fewer are, the barrier breaks.
     """
     rounds, numbers = threading.Barrier(threads), itertools.count(1)
     last = alone + (requests - alone) // threads * threads

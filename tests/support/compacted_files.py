@@ -1,4 +1,4 @@
-"""Compacted files in memory: read as a reader reads them, and verified."""
+"""Compacted files in memory: reading and verification."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def reader(data: bytes) -> Callable[[int, int], bytes]:
 
 
 def verify(data: bytes, **more: Any) -> list[Finding]:
-    """Return what `verify_compacted` finds in a file of that name."""
+    """Return the findings of `verify_compacted` in a file of that name."""
     return verify_compacted(reader(data), len(data), "file", **more)
 
 
 def parts(findings: Iterable[Finding]) -> set[str]:
-    """Return the parts of the file that findings are about."""
+    """Return the parts of the file that the findings name."""
     return {finding.part for finding in findings}
 
 
@@ -40,14 +40,14 @@ def unsealed_image(table: UnsealedTable, entries: np.ndarray) -> bytes:
 
 
 def built_filter(hashes: np.ndarray) -> bytes:
-    """Return the filter that holds `hashes` (u64, n; repeats count once)."""
+    """Return a filter of `hashes` (u64, n; repeats count once)."""
     builder = FilterBuilder(len(hashes))
     builder.add(hashes)
     return builder.build()
 
 
 def rebuilt(image: ForeignUnsealed) -> tuple[UnsealedTable, np.ndarray]:
-    """Return the table and the entries of a foreign file as our writer would have made them."""
+    """Return the table and the entries of a foreign file, as this project's writer would make them."""
     table = UnsealedTable(image.layout, image.header.begin_ms)
     columns = {name: image.entries[name] for name in image.layout.schema.item.names or ()}
     times = stored_ms(image.entries, image.header.begin_ms)

@@ -1,4 +1,4 @@
-"""A life whose index is copied, and what a copy must be."""
+"""An index with a history that tests copy, and the checks of a copy."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def copier(life: Merging, target: Storage, source: Storage | None = None, **more
 
 
 class Lent(WrapperStorage):
-    """A reader closes the storage that it was given."""
+    """A storage that stays open when its reader closes it."""
 
     def close(self) -> None:
         """Leave it open."""
 
 
 def check_target(life: Merging, target: Storage, questions: Any = None) -> LogState:
-    """Everything that the target's log names is there, to the byte, and it answers as the model does."""
+    """Check that all objects of the target's log exist, with the right bytes, and that it answers as the model does."""
     report = Report()
     state = check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
     assert (report.findings, report.missing) == ([], [])
@@ -70,13 +70,13 @@ def bytes_of(storage: Storage) -> dict[str, bytes]:
 
 
 def same(copied: LogState, source: LogState) -> bool:
-    """Whether two states name the same and say the same."""
+    """Return whether two states have the same objects with the same properties."""
     own = {"number", "epoch", "genesis", "positions", "roots", "digest", "chain", "steps"}
     return all(getattr(copied, f.name) == getattr(source, f.name) for f in fields(LogState) if f.name not in own)
 
 
 class Watched(WrapperStorage):
-    """Looks at what is there before each call that changes something: what a crash would leave."""
+    """Inspects the state before each call that changes something: the state that a crash would leave."""
 
     look: Callable[[], None] | None = None
 

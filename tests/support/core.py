@@ -13,7 +13,7 @@ from tiered_index import kernels
 
 
 def compiled_core() -> ModuleType:
-    """Return the compiled core. Skip the test where there is no C compiler, and fail where there is one."""
+    """Return the compiled core. Without a C compiler, skip the test; with one, fail if the core is missing."""
     core = kernels.compiled()
     if core is None and shutil.which("cc") is None:
         pytest.skip("no C compiler, so no compiled core")
@@ -23,7 +23,7 @@ def compiled_core() -> ModuleType:
 
 @contextlib.contextmanager
 def using(core: ModuleType | None) -> Iterator[None]:
-    """Have everything use `core`, or NumPy for None."""
+    """Make all code use `core`, or NumPy if it is None."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_core", core)
         yield

@@ -7,7 +7,7 @@
         proxy.fault = times(1, Action(answer=error(503, "SlowDown")))
 
 It counts on the wire, not in the client. It passes method, path, query, headers and body unchanged, except hop-by-hop
-headers, so signatures stay valid. Connections of clients are kept open; each request has its own connection to the
+headers, so signatures stay valid. Connections of clients are kept open. Each request has its own connection to the
 endpoint. A request is counted before its response is sent, so a client with the response finds it counted. Bodies are
 in memory: keep them small. Threads: any number of clients.
 """
@@ -140,7 +140,7 @@ class CountingProxy:
             return list(self._exchanges)
 
     def reset(self) -> list[Exchange]:
-        """Forget and return the exchanges, and end the faults."""
+        """Clear and return the exchanges, and end the faults."""
         with self._lock:
             exchanges, self._exchanges = self._exchanges, []
             self.fault = None
@@ -166,7 +166,7 @@ class CountingProxy:
             self.connections += 1
 
     def count(self, request: Request, status: int | None, sent: int) -> None:
-        """Note the response of a request."""
+        """Record the response to a request."""
         with self._lock:
             self._exchanges.append(Exchange(request.method, request.ranged, request.key, status, sent))
 

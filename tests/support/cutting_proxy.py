@@ -1,4 +1,4 @@
-"""A proxy before an address that cuts or holds answers in their middle, where a test says so. Threads: any client."""
+"""A proxy in front of an address. It cuts or delays answers in their middle, as a test scripts. Threads: any client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE = 64 << 10
 
 
 class Fault(NamedTuple):
-    """The middle of the next piece of an answer: wait so long, then cut the connection or go on."""
+    """A fault in the middle of the next piece of an answer: wait for this time, then cut the connection or continue."""
 
     hold_s: float = 0.0
     cut: bool = False
@@ -23,9 +23,9 @@ CUT = Fault(cut=True)
 
 
 class CuttingProxy:
-    """Passes bytes on. Each of `faults` spoils one piece of an answer to a client whose first bytes have its `name`.
+    """Passes bytes on. Each of `faults` acts on one piece of an answer to a client whose first bytes have its `name`.
 
-    `spoiled` counts those pieces, and `passed` the bytes of all answers.
+    `spoiled` is the number of those pieces, and `passed` that of all answers' bytes.
     """
 
     def __init__(self, host: str, port: int, name: bytes = b"") -> None:
@@ -68,7 +68,7 @@ class CuttingProxy:
         _end({source, target})
 
     def close(self) -> None:
-        """Take no more connections, and end those that are open."""
+        """Accept no more connections, and end the open ones."""
         self._ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

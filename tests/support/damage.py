@@ -1,4 +1,4 @@
-"""A bit that is no more as it was."""
+"""Changed bits in bytes, files and objects."""
 
 from __future__ import annotations
 

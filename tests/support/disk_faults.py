@@ -242,7 +242,7 @@ class FaultDisk(Faults[_Script], Disk):
             self._pending.append(_Write(self._number(descriptor), os.fstat(descriptor).st_size, None))
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
-        """As the disk's; only half of the bytes if a script has `torn`."""
+        """Do as the disk does, but write only half of the bytes if a script has `torn`."""
         view = memoryview(data).cast("B")
 
         def write(part: memoryview) -> None:
@@ -258,12 +258,12 @@ class FaultDisk(Faults[_Script], Disk):
             self._pending.append(_Write(self._number(descriptor), size_bytes, None))
 
     def sync(self, descriptor: int) -> None:
-        """Note the file's present bytes as durable, except those of a failed sync."""
+        """Record the file's present bytes as durable, except those of a failed sync."""
         with self._strike("sync", failed=lambda: self._write_back(descriptor, failed=True)):
             self._write_back(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Note the changes of names in `folder` as durable."""
+        """Record the changes of names in `folder` as durable."""
         with self._strike("sync_folder"):
             for change in self._take(lambda c: isinstance(c, _NameChange) and c.touches(folder)):
                 assert isinstance(change, _NameChange)
@@ -291,7 +291,7 @@ class FaultDisk(Faults[_Script], Disk):
                 self._pending.append(_NameChange(path, None, None))
 
     def make_folder(self, folder: Path) -> None:
-        """As the disk's; new folders count as durable."""
+        """Do as the disk does. New folders count as durable."""
         with self._strike("make_folder"):
             super().make_folder(folder)
 

@@ -1,4 +1,4 @@
-"""An environment of a program's own: the demo's and the benchmarks'."""
+"""The environment of a program that makes its own settings: the demo and the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SETTINGS = "TIERED_INDEX_"
 
 @contextlib.contextmanager
 def own_environment(keep: str | None = None, more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Within the block, hide the environment's settings but those beginning with `keep`, and add `more`."""
+    """Within the block, hide the environment's settings except those that begin with `keep`, and add `more`."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(_SETTINGS) and not (keep is not None and name.startswith(keep)):

@@ -1,6 +1,6 @@
-"""Lookups in RocketMQ's own index files as RocketMQ makes them, without its bounds: oracles of what the files hold.
+"""Lookups in RocketMQ's own index files as RocketMQ makes them, without its bounds: oracles of the files' entries.
 
-They compare stored times in milliseconds and return copies of items, newest insertion first, hashes normalised.
+They compare stored times in milliseconds. They return copies of items with normalised hashes, newest insertion first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
-    """Return the items' times (i64, n; epoch ms) as RocketMQ computes them: `begin_ms`, the header's, + difference."""
+    """Return the items' times (i64, n; epoch ms) as RocketMQ computes them: the header's `begin_ms` + difference."""
     times: npt.NDArray[np.int64] = begin_ms + items["time_diff_s"].astype(np.int64) * 1000
     return times
 
@@ -35,8 +35,8 @@ def find_unsealed(image: ForeignUnsealed, key_hash: int, begin_ms: int, end_ms: 
 def find_compacted(file: ForeignCompacted, read: Read, key_hash: int, begin_ms: int, end_ms: int) -> Array:
     """Return the items of a normal hash in [begin_ms, end_ms], epoch ms.
 
-    By two reads: the slot's 8 bytes, then its array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived
-    RocketMQ's compaction lies in slot 0, where its normal form 0 belongs. Raises `CorruptFile`.
+    It takes two reads: the slot's 8 bytes, then its array, unless that is empty. If RocketMQ's compaction kept a hash
+    of `Integer.MIN_VALUE`, it is in slot 0, the slot of its normal form 0. Raises `CorruptFile`.
     """
     slot = key_hash % file.layout.slots
     slot_item = read_exactly(read, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE, file.file)
@@ -49,7 +49,9 @@ def find_compacted(file: ForeignCompacted, read: Read, key_hash: int, begin_ms: 
 
 
 def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
-    """Return (position, length) in bytes of a slot's array, from its 8 bytes. Raises `CorruptFile` for wrong ones."""
+    """Return (position, length) in bytes of a slot's array, from the slot's 8 bytes. Raises `CorruptFile` for wrong
+    bytes.
+    """
     position, length = np.frombuffer(slot_item, ">i4").tolist()
     size = layout.schema.item.itemsize
     if length < 0 or length % size or position < layout.items_position or position + length > file_size:

@@ -1,6 +1,6 @@
-"""The part of Google's XML API that obstore uses: for tests of `gs://`, as no emulator on hand speaks it.
+"""The part of Google's XML API that obstore uses, for tests of `gs://`: no available emulator speaks it.
 
-It stands for the protocol as its documentation has it, and proves nothing of Google's own service.
+It follows the protocol's documentation. It proves nothing about Google's own service.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.object_store import Reply, Store, error
 
 
 class GoogleServer(Store):
-    """Objects of `buckets`; `requests` are method and path of what came, `failures` how the next ones are answered."""
+    """Objects of `buckets`. `requests` has each request's method and path, `failures` the next error answers."""
 
     def __init__(self, folder: Path, endpoint_url: str) -> None:
         super().__init__(folder)
@@ -28,7 +28,7 @@ class GoogleServer(Store):
         self.lock = threading.Lock()
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
-        """As the store's, in a bucket that is there. Generation 0 is that of no object."""
+        """Answer as the store does, in an existing bucket. An absent object has generation 0."""
         name = unquote(urlsplit(target).path).strip("/")
         if name.partition("/")[0] not in self.buckets:
             return error(404, "NoSuchBucket")

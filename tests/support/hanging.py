@@ -1,4 +1,4 @@
-"""Calls that may hang, made beside a test, and bounded waits for what other threads do."""
+"""Calls that may hang, in a thread beside the test, and bounded waits for other threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def until(met: Callable[[], object], *, within_s: float = 60, every_s: float = 0.001) -> None:
-    """Wait until something holds."""
+    """Wait until the condition is true."""
     end_s = time.monotonic() + within_s
     while not met():
         assert time.monotonic() < end_s
@@ -17,7 +17,7 @@ def until(met: Callable[[], object], *, within_s: float = 60, every_s: float = 0
 
 
 class Beside:
-    """A call in a thread of its own: `ended` says whether it is over, `error` and `value` what it came to."""
+    """A call in a thread of its own. `ended` says whether it has ended, `error` and `value` are its result."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self.value: Any = None
@@ -30,7 +30,7 @@ class Beside:
         return not self._thread.is_alive()
 
     def __call__(self) -> Any:
-        """Wait for the value, or for the error that was raised, and return it."""
+        """Wait for the call to end, and return its value or raise its error."""
         assert self.ended(120), "it hangs"
         return self.value if self.error is None else self.error
 

@@ -9,13 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Every request goes to `answer`. Connections stay open."""
+    """Answers every request by `answer`. Connections stay open."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # a client that refuses an answer hangs up
+        with contextlib.suppress(ConnectionError):  # a client that refuses an answer closes the connection
             super().handle()
 
     def answer(self) -> None:

@@ -1,7 +1,7 @@
 """A cluster of Kafka for tests: librdkafka's mock brokers, in a process of their own, on real sockets.
 
-As a program it prints the brokers' addresses, then obeys lines of stdin until that ends, and answers each by a line.
-Topics are made by the first record, with four partitions each; a partition keeps its last 5 MiB, and forgets older
+As a program it prints the brokers' addresses. It then executes the lines of stdin until stdin ends, and answers each by
+a line. The first record makes its topic, with four partitions. A partition keeps its last 5 MiB, and deletes older
 batches as a real one does by its retention.
 """
 
@@ -44,39 +44,39 @@ class Cluster(Child):
         self._obey("partition_delete_records", topic, partition, offset)
 
     def control(self, broker: int) -> None:
-        """Name a broker as the controller, which knows the ids of topics; 0: there is none."""
+        """Make a broker the controller, which knows the ids of topics; 0: there is none."""
         self._obey("set_controller_id", broker)
 
     def lead(self, topic: str, partition: int, broker: int) -> None:
-        """Have a broker lead a partition."""
+        """Make a broker the leader of a partition."""
         self._obey("partition_set_leader", topic, partition, broker)
 
     def take_down(self, broker: int) -> None:
-        """Close a broker's connections, and take no new ones."""
+        """Close a broker's connections, and refuse new ones."""
         self._obey("broker_set_down", broker)
 
     def bring_up(self, broker: int) -> None:
-        """Have a broker take connections again."""
+        """Make a broker accept connections again."""
         self._obey("broker_set_up", broker)
 
     def slow_down(self, broker: int, delay_ms: int) -> None:
-        """Have a broker answer each request so much later."""
+        """Delay each of a broker's answers by this time."""
         self._obey("broker_set_rtt", broker, delay_ms)
 
     def fail(self, request: int, *errors: int) -> None:
-        """Answer the next requests of a kind with errors, by Kafka's numbers of both."""
+        """Answer the next requests of a kind with errors; Kafka's numbers name both."""
         self._obey("push_request_errors", request, len(errors), *errors)
 
     def forgive(self, request: int) -> None:
-        """Answer the next requests of a kind without the errors that were told and not used."""
+        """Drop the errors that `fail` set for a kind of request and that no request has used."""
         self._obey("clear_request_errors", request)
 
     def fail_topic(self, topic: str, error: int) -> None:
-        """Have metadata say an error in place of a topic; 0: none any more."""
+        """Make metadata report an error in place of a topic; 0 ends this."""
         self._obey("topic_set_error", topic, error)
 
     def advertise(self, broker: int, port: int) -> None:
-        """Have clients meet a broker at another port of this host."""
+        """Make metadata name another port of this host for a broker."""
         self._obey("broker_set_host_port", broker, "127.0.0.1", port)
 
     def _obey(self, *words: object) -> None:
@@ -112,7 +112,7 @@ class Producing:
 
 
 def main(brokers: str) -> None:
-    """Run a cluster until stdin ends. A line is a function of the mock API, without its prefix, and its arguments."""
+    """Run a cluster until stdin ends. Each line has a function of the mock API, without prefix, and its arguments."""
     (path,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob("librdkafka*")
     library = ctypes.CDLL(str(path))
     for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):

@@ -1,4 +1,4 @@
-"""A storage whose clock is ahead: what it holds looks old to a sweep, without waiting."""
+"""A storage whose clock is ahead: its objects look old to a sweep, without waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tiered_index.storage.base import Storage, WrapperStorage
 
 
 class Later(WrapperStorage):
-    """`inner`, as it is `seconds` later."""
+    """`inner`, with a clock that is `seconds` ahead."""
 
     def __init__(self, inner: Storage, seconds: float) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Records of the storage's log as uploads and jobs append them, without the work before."""
+"""Records of the storage's log as uploads and jobs append them, without the uploads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def publish(
     remove: Collection[str] = (),
     positions: dict[str, int] | None = None,
 ) -> LogState:
-    """Append what the log does not have yet: a record of an upload, which may remove what is there, as a job's does."""
+    """Append a record of an upload. Like a job's, it can remove objects."""
     uploaded = publishing(epoch, add, positions=positions or {})
 
     def make(state: LogState) -> LogRecord | None:
@@ -56,7 +56,7 @@ def publish(
 
 @contextmanager
 def read_by_earlier_version(newest: int) -> Iterator[None]:
-    """Read records and checkpoints as a version did that knew them up to version `newest`."""
+    """Read records and checkpoints as a version that knew only versions up to `newest`."""
     decode = records.decode_document
     with pytest.MonkeyPatch.context() as older:
         for place in (records, state_module):

@@ -2,7 +2,7 @@
 
     python -m tests.support.lowest > FILE
 
-Packages that only tests need are as in requirements.lock. `make test-lowest` uses it.
+Packages that only tests need have the versions of requirements.lock. `make test-lowest` uses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OF_TESTS = ("pytest", "pytest-xdist", "hypothesis")
 
 
 def constraints() -> list[str]:
-    """Return one line a package."""
+    """Return one line per package."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     lines = []
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["fast"]]:

@@ -1,4 +1,4 @@
-"""What Python and Arrow allocate meanwhile."""
+"""Measures the memory that Python and Arrow allocate in a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 @contextmanager
 def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
-    """Yield a function that returns the bytes that are held, and the most that were held at once, since then."""
+    """Yield a function that returns the bytes allocated since then: those still held, and the peak."""
     tracemalloc.start()
     try:
         yield tracemalloc.get_traced_memory
@@ -21,7 +21,7 @@ def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
 
 @contextmanager
 def arrow_memory() -> Iterator[pa.MemoryPool]:
-    """Yield a pool that Arrow takes all its memory from until the block ends."""
+    """Yield a pool from which Arrow allocates all memory until the block ends."""
     before = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)

@@ -1,4 +1,4 @@
-"""An index whose files lie in a storage and are merged, the model of what it must answer, and what is asked of both.
+"""An index whose files are in a storage and are merged, the model of its answers, and the lookups to compare.
 
 life = Merging(tmp_path)
 life.put([(hour_ms, "k"), ...]); life.publish()
@@ -30,12 +30,12 @@ from tiered_index.storage.memory import MemoryStorage
 DAY_S, HOUR_S = 86400, 3600
 DAY_MS, HOUR_MS = DAY_S * 1000, HOUR_S * 1000
 BASE_MS = 1_700_000_000_000 // (30 * DAY_MS) * (30 * DAY_MS)
-"""The beginning of a window, whether of an hour, a day or 30 days."""
+"""The beginning of a window of any length: an hour, a day or 30 days."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionItem(KeyedIndexItem):
-    """Further columns, one of them identity."""
+    """Further columns, one of them part of the identity."""
 
     region: int = column(">u2", identity=True)
     price: float = column(">f8")
@@ -49,7 +49,7 @@ EXTRA: dict[Any, tuple[str, ...]] = {RegionItem: ("region", "price", "tag")}
 class Merging:
     """One writer, one storage (a new one in memory by default), its model.
 
-    `item_type` and `preset` as in the settings.
+    `item_type` and `preset` are those of the settings.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class Merging:
         self.index = self.open()
 
     def open(self, root: str = "root", **more: Any) -> IndexService:
-        """Open a writer; it is let go of by `close`."""
+        """Open a writer, which `close` drops."""
         chosen: dict[str, Any] = {
             "slots": 11,
             "items": 4000,
@@ -94,14 +94,14 @@ class Merging:
         return service
 
     def close(self) -> None:
-        """Let go of all writers."""
+        """Drop all writers, without a clean end."""
         for service in self._services:
             service.abandon()
 
     def put(
         self, rows: Iterable[tuple[int, str]], topic: str = "t", into: IndexService | None = None, **more: Any
     ) -> None:
-        """Put (timestamp_ms, key) rows; places come from a counter that repeats itself now and then."""
+        """Put (timestamp_ms, key) rows. A counter gives their places, and sometimes repeats one."""
         for timestamp_ms, key in rows:
             self.messages += 1
             place = (self.messages % 3, self.messages % 10 if self.messages % 7 == 0 else self.messages)
@@ -115,7 +115,7 @@ class Merging:
             (into or self.index).put(*message, **extra, **more)
 
     def fill(self, days: int = 1, files: int = 3) -> None:
-        """Publish files of some days, in which key "hot" has as many entries as four others; let the days pass."""
+        """Publish files of some days, and let the days pass. Key "hot" has as many entries as four others."""
         for day in range(days):
             for file in range(files):
                 start = BASE_MS + day * DAY_MS + file * 5 * HOUR_MS
@@ -124,7 +124,7 @@ class Merging:
         self.later()
 
     def sweep(self, **spared: Any) -> int:
-        """Delete, three days later, what nobody names; return how many objects that was."""
+        """Delete unnamed objects, three days later; return their number."""
         self.later(3)
         found = find_orphans(self.storage, self.log(), **spared)
         delete_orphans(self.storage, found)
@@ -138,16 +138,16 @@ class Merging:
         index.run_lifecycle()
 
     def move(self, root: str) -> None:
-        """Let another root's writer take over."""
+        """Let the writer of another root take over."""
         self.index.close()
         self.index = self.open(root)
 
     def copied(self, folder: Path) -> Merging:
-        """Return what goes on from here in a folder and a memory of its own. This one's writer must be closed."""
+        """Return a copy that continues from here, with its own folder and memory. This one's writer must be closed."""
         shutil.copytree(self.folder, folder)
         clock = ManualClock(self.clock.now_ms())
         storage = type(self.storage)(clock=clock)  # type: ignore[call-arg]
-        # with their times, and the bytes shared
+        # with their times; the bytes are shared
         storage._shelf.objects.update(self.storage._shelf.objects)  # type: ignore[attr-defined]
         new = replace(self, folder=folder, storage=storage, clock=clock, asked=set(self.asked), _services=[])
         new.model = copy(self.model)
@@ -156,7 +156,7 @@ class Merging:
         return new
 
     def log(self) -> StorageLog:
-        """Return a view of the log of its own."""
+        """Return a separate view of the log."""
         log = StorageLog(self.storage, self.clock)
         log.open()
         return log
@@ -166,7 +166,7 @@ class Merging:
         return self.log().state
 
     def options(self, window_s: int = DAY_S, **more: Any) -> MergeOptions:
-        """Return options under which everything is over."""
+        """Return options that treat every window as over."""
         return MergeOptions(**{"window_s": window_s, "min_age_s": 0, "shard_bytes": 1 << 20, **more})
 
     def later(self, days: float = 1000) -> None:
@@ -174,37 +174,37 @@ class Merging:
         self.clock.advance(days * DAY_S)
 
     def plan(self, window_s: int = DAY_S, **more: Any) -> Any:
-        """Return what a merge would do."""
+        """Return the plan of a merge."""
         return plan(self.log(), self.clock, self.options(window_s, **more))
 
     def merge(
         self, window_s: int = DAY_S, *, storage: Storage | None = None, threads: int = 1, **more: Any
     ) -> MergeReport:
-        """Merge; entries before and after are counted, and those that had expired."""
+        """Merge, and check the counts: entries before, entries after, and expired ones."""
         before = sum(stored.count for stored in self.state.objects.values())
         report = merge(storage or self.storage, self.log(), self.clock, self.options(window_s, **more), threads=threads)
         assert sum(stored.count for stored in self.state.objects.values()) + report.expired == before
         return report
 
     def reader(self, storage: Storage | None = None, **more: Any) -> IndexReader:
-        """Return a fresh reader of the storage."""
+        """Return a new reader of the storage."""
         if self.item_type is not None:
             more["item_type"] = self.item_type
         return IndexReader.open(storage_backend=storage or self.storage, clock=self.clock, query_threads=2, **more)
 
     def answers(self, result: QueryResult | Iterable[IndexItem]) -> list[Answer]:
-        """Return what of an answer the model knows."""
+        """Return the fields of an answer that the model knows."""
         return [Answer.of(item, self.extra) for item in result]
 
     def ranges(self) -> list[tuple[int | None, int | None]]:
-        """Return ranges to ask: all, the edges of windows, a second."""
+        """Return ranges to look up: all, the edges of windows, a second."""
         seconds = sorted({entry.second for entry in self.model.entries})
         middle = seconds[len(seconds) // 2] * 1000
         edge = middle // DAY_MS * DAY_MS
         return [(None, None), (edge - 1000, edge), (edge, edge + DAY_MS - 1), (middle, middle), (None, edge - 1)]
 
     def check(self, reader: Lookups | None = None, questions: Iterable[tuple[str, str]] | None = None) -> None:
-        """Ask every key in every range, by pages and in one batch, and compare with the model."""
+        """Look up every key in every range, by pages and in one batch, and compare with the model."""
         own = self.reader() if reader is None else None
         asked: Lookups = reader if reader is not None else own  # type: ignore[assignment]
         questions = sorted(self.asked) if questions is None else list(questions)
@@ -222,7 +222,7 @@ class Merging:
             own.close()
 
     def check_pages(self, asked: Lookups, topic: str, key: str) -> None:
-        """Page through a key, in four pages and some, and compare each."""
+        """Page through a key in about four pages, and compare each."""
         size = max(3, len(self.model.query(topic, key, max_count=None)) // 4)
         cursor, after = None, None
         for _ in range(10**6):
@@ -235,7 +235,7 @@ class Merging:
             after = self.model.order_key_of(expected[-1]) if expected else after
 
     def windows(self) -> list[tuple[int, int]]:
-        """Return (hours from `BASE_MS`, hours long) of the tables that there are, by their begin."""
+        """Return (hours from `BASE_MS`, hours long) of the existing tables, by their begin."""
         found = {
             (shards[0].shard.begin_s, shards[0].shard.window_s, t)
             for t, shards in self.state.tables.items()

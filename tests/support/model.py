@@ -164,7 +164,7 @@ class ReferenceModel:
         *,
         truncated: bool,
     ) -> Problem | None:
-        """As `problem_with`, for the entries of a page only."""
+        """Do as `problem_with`, for the entries of a page only."""
         places = {(answer.queue_id, answer.offset, answer.size, answer.timestamp_ms) for answer in found}
         shown = copy(self)
         shown.entries = self.entries + [e for e in may if (e.queue_id, e.offset, e.size, e.second * 1000) in places]

@@ -3,8 +3,8 @@
     python -m tests.support.native
     python -m tests.support.native --mutations --all
 
-Builds the package with both into a folder of its own, and runs the tests that compare the core with NumPy on whole,
-damaged and hostile input; after `--mutations` the campaign `tests.reliability.core_mutations` instead, with its
+It builds the package with both in a separate folder. Then it runs the tests that compare the core with NumPy on whole,
+damaged and hostile input. With `--mutations` it runs the campaign `tests.reliability.core_mutations` instead, with its
 options. A read outside a buffer, or undefined arithmetic, ends the run.
 """
 
@@ -50,7 +50,7 @@ def main() -> int:
         tests = ["pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *_TESTS]
         if sys.argv[1:2] == ["--mutations"]:
             tests = ["tests.reliability.core_mutations", *sys.argv[2:]]
-        # the interpreter itself leaves memory behind at its end
+        # the interpreter itself leaves memory allocated at its end
         checks = {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": f"{folder}:{_TOP}"}
         return subprocess.run(
             [sys.executable, "-P", "-m", *tests], cwd=_TOP, env={**os.environ, **checks}, check=False

@@ -1,5 +1,6 @@
-"""The part of S3's protocol that stores and clients of tests use, without its sockets: objects, ranges, conditional
-puts, uploads in parts, lists. It checks no signatures, and counts what it is asked for.
+"""The part of S3's protocol that stores and clients of tests use, without sockets.
+
+It has objects, ranges, conditional puts, uploads in parts, and lists. It checks no signatures, and counts requests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Object:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a request is answered with."""
+    """The answer to a request."""
 
     status: int
     body: bytes = b""
@@ -38,7 +39,7 @@ class Reply:
 
 
 class Store:
-    """Objects by `bucket/key`, their bytes in files of `folder`; answers requests, and knows nothing of sockets."""
+    """Objects by `bucket/key`, with their bytes in files of `folder`. It answers requests, and has no sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +49,7 @@ class Store:
         self.counts: Counter[str] = Counter()
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
-        """Do what a request asks for; `headers` by their names in lower case."""
+        """Execute a request; `headers` by their names in lower case."""
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         name = unquote(parts.path).strip("/")
@@ -189,13 +190,13 @@ def _xml(root: str, inner: str) -> Reply:
 
 
 def error(status: int, code: str, name: str = "") -> Reply:
-    """Return an error's document."""
+    """Return the XML document of an error."""
     text = f"<Error><Code>{code}</Code><Message>{code}</Message><Resource>{escape(name)}</Resource></Error>"
     return Reply(status, text.encode(), (("Content-Type", "application/xml"),))
 
 
 def unchunked(body: bytes) -> bytes:
-    """Return the bytes of a body in chunks, each behind its length in hexadecimal digits; trailers are dropped."""
+    """Return the bytes of a body in chunks. Each follows its length in hexadecimal digits; trailers are dropped."""
     parts, at = [], 0
     while True:
         end = body.index(b"\r\n", at)

@@ -1,4 +1,4 @@
-"""Lookups: by pages, one after the other by their cursors, and alone or as a batch of one."""
+"""Lookups by pages, one after the other by their cursors, and lookups alone or as a batch of one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def pages_of(ask: Callable[..., QueryResult], *asked: Any, **how: Any) -> Iterat
 
 
 def items_by_pages(ask: Callable[..., QueryResult], *asked: Any, **how: Any) -> list[IndexItem]:
-    """Return what stands on all pages, repeats included."""
+    """Return the entries of all pages, repeats included."""
     return [item for page in pages_of(ask, *asked, **how) for item in page]
 
 
 def asking(index: IndexReader, topic: str, key: str, *, many: bool) -> Callable[..., QueryResult]:
-    """Return what looks a key up within bounds: by `query`, or by a batch of one."""
+    """Return a function that looks a key up within bounds: by `query`, or by a batch of one."""
     if many:
         return lambda **bounds: index.query_many([Lookup(topic=topic, key=key)], **bounds)[0]
     return lambda **bounds: index.query(topic, key, **bounds)

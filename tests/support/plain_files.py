@@ -1,7 +1,8 @@
 """A test-only writer: it compacts native files without packing, as versions before the packed layout did.
 
-`python -m tests.support.plain_files COMMAND` runs a command of `tiered-index` that way. Where the environment has
-`HOLD_UPLOADS_S`, the end of each multipart upload of an index file waits for so many seconds, so that it can be killed.
+`python -m tests.support.plain_files COMMAND` runs a command of `tiered-index` that way. The environment variable
+`HOLD_UPLOADS_S` is a number of seconds. The end of each multipart upload of an index file then waits for them, so that
+a test can kill it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _plain_form(file: UnsealedFile) -> SealedFile:
 
 @contextlib.contextmanager
 def plain_files(is_on: object = True) -> Iterator[None]:
-    """Leave native files of this process plain while the block runs, where `is_on`."""
+    """Leave native files of this process plain while the block runs, if `is_on`."""
     with contextlib.ExitStack() as stack:
         if is_on:
             for module in (lifecycle, staging):
@@ -49,7 +50,7 @@ def _held(complete: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def held_uploads(seconds: float) -> Iterator[None]:
-    """Hold up the end of each multipart upload of an index file while the block runs."""
+    """Delay the end of each multipart upload of an index file while the block runs."""
     with contextlib.ExitStack() as stack:
         for kind in (S3Storage, LocalStorage) if seconds else ():
             held = _held(kind.complete_upload, seconds)

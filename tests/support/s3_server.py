@@ -3,8 +3,8 @@
     with s3_server() as server:
         bucket = server.new_bucket()
 
-It ends with the block, and with the process that started it, whose pipe it reads to the end. moto keeps everything in
-memory and copies whole objects for a range: keep objects below 16 MiB and measure nothing here.
+It ends with the block. It also reads the pipe of the process that started it, and ends with that process. moto keeps
+everything in memory and copies whole objects for a range. So keep objects below 16 MiB, and measure nothing here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
-# what a client needs to be let in: environment variables of the usual credential chain, and none that lead elsewhere
+# the client's credentials, as environment variables of the usual credential chain, and none that point elsewhere
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing-access-key",
     "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -40,8 +40,8 @@ CREDENTIALS = {
 }
 _TIMEOUT_S = 60
 
-# moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in
-# threads. So one acts at a time, once its body has been read.
+# moto checks a name and then takes it, in two steps, and shows an object before it has all of it. Requests come in
+# threads. So one request acts at a time, once its body has been read.
 _SERVE = """
 import functools, sys, threading
 from moto.s3.responses import S3Response
@@ -65,7 +65,7 @@ server.stop()
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server; `environment` is what a client needs to be let in."""
+    """A running server. `environment` has the variables that a client needs for access."""
 
     environment: ClassVar[dict[str, str]] = CREDENTIALS
     endpoint_url: str
@@ -78,7 +78,7 @@ class S3Server:
             patch.setenv(name, value)
 
     def new_bucket(self, name: str | None = None) -> str:
-        """Create a bucket, of a unique name where none is given, and return the name. Raises `StorageUnavailable`."""
+        """Create a bucket, with a unique name by default, and return the name. Raises `StorageUnavailable`."""
         name = name or f"bucket-{uuid.uuid4().hex}"
         # one plain request: boto3 takes long to load
         connection = http.client.HTTPConnection(urlsplit(self.endpoint_url).netloc, timeout=_TIMEOUT_S)
@@ -94,10 +94,10 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """Start a server, yield it once it answers, stop it. Raises `StorageUnavailable` where it does not start."""
+    """Start a server, yield it when it answers, and stop it. Raises `StorageUnavailable` if it does not start."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     with Child("-W", "ignore", "-c", _SERVE, env=environment, stderr=subprocess.DEVNULL) as child:
-        for line in child.said:  # other lines: notices of libraries
+        for line in child.said:  # other lines are notices of libraries
             if line.startswith("port "):
                 break
         else:

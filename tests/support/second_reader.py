@@ -1,4 +1,4 @@
-"""A second reader of packed files, written from SPEC.md alone and with plain integers: sections 2, 6, 10 and 11."""
+"""A second reader of packed files, written from SPEC.md alone with plain integers: sections 2, 6, 10 and 11."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Column = tuple[str, int, bool]
 
 
 def items_in(data: bytes) -> bytes:
-    """Return the items of a packed file, in their order, with the bytes that section 2 gives them."""
+    """Return the items of a packed file, in their order, as the bytes that section 2 defines."""
     tail = data[-64:]
     trailer, held, directory, metadata = (_number(tail[at : at + 8]) for at in (16, 24, 32, 40))
     assert (tail[:8], _number(tail[60:])) == (b"TIXTAIL\n", zlib.crc32(tail[:60]))

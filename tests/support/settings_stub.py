@@ -1,6 +1,6 @@
-"""The type stub of settings by name, made of the declaration of `IndexConfig`.
+"""The type stub of settings by name, made from the declaration of `IndexConfig`.
 
-`python -m tests.support.settings_stub` writes it anew.
+`python -m tests.support.settings_stub` writes it again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMING = ("root", "storage", "item_type")
 
 
 def stub() -> str:
-    """Return the text of the stub: `IndexSettings`, and `Settings` with those that name an index and its entries."""
+    """Return the text of the stub: `IndexSettings`, and `Settings` with the names of an index and of its entries."""
     (declared,) = ast.parse(inspect.getsource(config.IndexConfig)).body
     assert isinstance(declared, ast.ClassDef)
     kinds = {}

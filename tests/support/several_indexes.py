@@ -1,5 +1,4 @@
-"""Several small indexes that lie wholly in their storages, as a cluster of brokers has them, and what they must answer
-together.
+"""Several small indexes that are wholly in their storages, as of a cluster of brokers, and their common answers.
 
 cluster = Cluster(tmp_path)
 cluster.add("memory://x/broker-0", rows(1))
@@ -30,7 +29,7 @@ Row = tuple[str, int, str | list[str], int, int, int]
 
 
 def rows(seed: int, count: int = 100, *, seconds: int = 5) -> list[Row]:
-    """Return messages of few places and few seconds, so that sources agree in many of both."""
+    """Return messages with few places and few seconds, so that sources often agree in both."""
     rng = random.Random(seed)
     return [
         (
@@ -60,14 +59,14 @@ class Cluster:
         return list(self.models)
 
     def writer(self, uri: str, storage: Storage | None = None, **settings: Any) -> IndexService:
-        """Open the writer of one."""
+        """Open the writer of one index."""
         where = {"storage": uri} if storage is None else {"storage_backend": storage}
         chosen = {"slots": 11, "items": 50, "local_keep_s": 0, "background": False, **self.settings, **settings}
         root = self.folder / f"root-{uri.replace('/', '_')[-100:]}"
         return IndexService.open(root=root, clock=ManualClock(BASE_MS), disk=FaultDisk(), **where, **chosen)
 
     def add(self, uri: str, messages: Iterable[Row], storage: Storage | None = None, **settings: Any) -> None:
-        """Make an index, or go on with it, until all that is put lies in its storage."""
+        """Make an index, or continue it, until its storage has all rows."""
         with self.writer(uri, storage, **settings) as index:
             model = self.models.setdefault(uri, ReferenceModel(keyed=self.keyed))
             self.numbers[uri] = source_number(index.index_id)
@@ -80,8 +79,8 @@ class Cluster:
             assert {handle.place for handle in index.files()} <= {"storage"}
 
     def model(self, uris: Iterable[str] | None = None) -> ReferenceModel:
-        """Return the model of some of them (all) together: entries of two sources are never one answer, whatever else
-        agrees.
+        """Return the model of some indexes (default: all) together. Entries of two sources are never one answer, even
+        if all else agrees.
         """
         joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
         for uri in self.models if uris is None else uris:
@@ -90,7 +89,7 @@ class Cluster:
         return joined
 
     def expected(self, uris: Iterable[str] | None = None) -> list[Answer]:
-        """Return all answers of key k out of some of them (all) together."""
+        """Return all answers of key k from some indexes (default: all) together."""
         return self.model(uris).query("t", "k", max_count=None)
 
     def answers(self, result: Iterable[Any]) -> list[Answer]:
@@ -98,11 +97,11 @@ class Cluster:
         return [replace(Answer.of(item), extra=(("source", self.numbers[item.source]),)) for item in result]
 
     def reader(self, uris: Sequence[str] | None = None, **settings: Any) -> IndexReader:
-        """Open some of them (all) as one, by their URIs, not looking at the logs by itself."""
+        """Open some indexes (default: all) as one, by their URIs, without automatic refreshes."""
         return IndexReader.open(self.uris if uris is None else uris, **{"refresh_interval_s": 10**6, **settings})
 
     def check_page(self, result: QueryResult, expected: list[Answer], count: int) -> OrderKey | None:
-        """Compare a page of up to `count` answers with all that are left; return where it ended."""
+        """Compare a page of up to `count` answers with all remaining answers; return where it ended."""
         found = self.answers(result)
         assert found == expected[:count]
         assert result.status == ("truncated" if len(expected) > count else result.status)
@@ -112,7 +111,7 @@ class Cluster:
 
 
 class Watched(FaultStorage):
-    """A storage with faults that knows whether it was closed."""
+    """A storage with faults that records whether it was closed."""
 
     closed = 0
 
@@ -121,11 +120,11 @@ class Watched(FaultStorage):
         super().close()
 
     def requests(self) -> int:
-        """Return how many reads arrived so far."""
+        """Return the number of reads so far."""
         return sum(map(self.calls, _READS))
 
 
 def of(opened: Iterable[Watched], uri: str) -> Watched:
-    """Return the storage of `uri` among those opened."""
+    """Return the open storage of `uri`."""
     (found,) = [storage for storage in opened if storage.uri == uri]
     return found

@@ -1,5 +1,6 @@
-"""How Java starts for tests of Spark, and an archive of the classes that each of these Javas would load and verify
-anew without it: `python -m tests.support.spark_java` writes it.
+"""The options of Java in tests of Spark, and an archive of the classes that each Java would otherwise load and verify.
+
+`python -m tests.support.spark_java` writes the archive.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
-"""Beside the jars whose classes these are. A Java without it, or of another build, loads classes as ever."""
+"""Beside the jars with the classes. Without it, or with another build of Java, Java loads classes as usual."""
 
-# small jobs are over before compiled code would pay; what Java thinks of the archive is not for tests to read
+# small jobs end before compiled code would pay; tests must not read Java's warnings about the archive
 _OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
     " -Dspark.sql.codegen.wholeStage=false -Dspark.ui.enabled=false"
@@ -20,12 +21,14 @@ _OPTIONS = (
 
 
 def options() -> str:
-    """Return what `SPARK_SUBMIT_OPTS` says to each driver that tests start."""
+    """Return the `SPARK_SUBMIT_OPTS` of each driver that tests start."""
     return f"{_OPTIONS} -XX:SharedArchiveFile={ARCHIVE}"
 
 
 def write(target: Path) -> None:
-    """Write the archive of a session that builds an index, looks it up and reads it as a table. Half a minute."""
+    """Write the archive, by a session that builds an index, looks it up and reads it as a table. It takes half a
+    minute.
+    """
     from pyspark.sql import SparkSession
 
     from tests.spark.entries import messages, write_parquet

@@ -1,6 +1,4 @@
-"""A job that compacts what is staged, in this process: what Spark does, without Spark. And what an index is filled with
-and asked for.
-"""
+"""A job that compacts staged files in this process, as Spark does, without Spark; entries for an index, and lookups."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ T = 1_700_000_000_000 - 36_000_000
 
 
 class Job:
-    """One job, step by step; `run` takes all of them."""
+    """One job, step by step; `run` does all steps."""
 
     def __init__(self, storage: Storage, clock: Clock) -> None:
         self.storage, self.clock = storage, clock
@@ -36,28 +34,28 @@ class Job:
         return self
 
     def compact(self, *file_ids: str) -> Job:
-        """Run the tasks, those of `file_ids` only where some are given."""
+        """Run the tasks, or only those of `file_ids`."""
         chosen = [ticket for ticket in self.tickets if not file_ids or ticket.file_id in file_ids]
         self.results = [compact_staged(ticket, self.storage, self.clock.now_ms()) for ticket in chosen]
         return self
 
     def publish(self) -> set[str]:
-        """Publish; return the ids of the files that were."""
+        """Publish; return the ids of the published files."""
         _, self.results = publish_staged(self.results, self.storage, self.log)
         return {result.ticket.file_id for result in self.results if result.finished is not None}
 
     def run(self) -> set[str]:
-        """Do all of it."""
+        """Do all steps."""
         return self.look().compact().publish()
 
     @property
     def reasons(self) -> list[str]:
-        """Why files were left, by the look and by what came after."""
+        """The reasons why files were left, from the look and from later steps."""
         return [result.left for result in (*self.left, *self.results) if result.left]
 
 
 class Sneaks(FaultStorage):
-    """Something happens just before the next log record is put."""
+    """Calls a function just before the next log record is written."""
 
     before: Callable[[], object] | None = None
 
@@ -74,12 +72,12 @@ def names_below(storage: Storage, prefix: str) -> list[str]:
 
 
 def staged(storage: Storage) -> list[str]:
-    """Return the names of what is staged."""
+    """Return the names of the staged objects."""
     return names_below(storage, "staging/")
 
 
 def fill(index: IndexService, *offsets: int, seal: bool = True) -> None:
-    """Put a message at each offset, a second older than the one before it, and seal what there is."""
+    """Put a message at each offset, a second older than the previous one, and seal all entries."""
     for offset in offsets:
         index.put("t", 0, f"k{offset % 3}", offset, 1, T - 1000 * offset, source="log", source_position=offset)
     if seal:
@@ -87,24 +85,24 @@ def fill(index: IndexService, *offsets: int, seal: bool = True) -> None:
 
 
 def found(index: Lookups) -> list[int]:
-    """Return the offsets of all that `fill` has put, as lookups answer."""
+    """Return the offsets of all messages of `fill` that lookups find."""
     return sorted(item.offset for key in ("k0", "k1", "k2") for item in index.query("t", key, max_count=1000))
 
 
 def places(index: IndexService) -> list[str]:
-    """Return where each file lies."""
+    """Return the place of each file."""
     return [handle.place for handle in index.files()]
 
 
 def holds(storage: Storage, clock: Clock, *offsets: int) -> None:
-    """Assert that a reader of the storage alone finds exactly these, each once."""
+    """Assert that a reader of the storage alone finds exactly these offsets, each once."""
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         assert sum(handle.count for handle in reader.files()) == len(offsets)
         assert found(reader) == sorted(offsets)
 
 
 def merge_all(storage: Storage, clock: Clock) -> MergeReport:
-    """Merge what can be, by windows of an hour."""
+    """Merge all files that can be merged, by windows of an hour."""
     log = StorageLog(storage, clock)
     log.open()
     return merge(storage, log, clock, MergeOptions(window_s=3600, min_age_s=0, shard_bytes=1 << 20), threads=1)

@@ -1,12 +1,12 @@
 """A storage with scripted faults, and one with a latency: the storage half of the fault layer.
 
     faulty = FaultStorage(MemoryStorage())
-    faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its response is lost
-    faulty.corrupt("get_range", mode="wrong")             # the next one returns a flipped bit
-    hang = faulty.hang("complete_upload")                 # the next one waits; hang.entered, hang.release
+    faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its response is lost.
+    faulty.corrupt("get_range", mode="wrong")             # the next one returns a flipped bit.
+    hang = faulty.hang("complete_upload")                 # the next one waits. hang.entered, hang.release
 
-Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the
-next), `times` is how many in a row fail (None: all from then on). A listing is one call per page.
+Operations are the names of `Storage`'s methods, or ``*`` for any. `nth` counts matching calls from now on (1: the
+next). `times` is the number of failures in a row (None: all from then on). A listing is one call per page.
 
 Threads: any number. Each script still acts on exactly `times` calls.
 """
@@ -150,7 +150,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         self._add(_Script("put_if_absent", nth - 1, times, unconditional=True))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """As the inner storage's, unless a script ignores the condition."""
+        """Do as the inner storage does, unless a script ignores the condition."""
 
         def act(struck: list[_Script]) -> None:
             ignored = any(script.unconditional for script in struck)
@@ -162,7 +162,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         return self._strike(call, lambda _: act())
 
     def _match(self, call: Call) -> list[_Script]:
-        """Count a call, and return the scripts that act on it. A simulated client notes them."""
+        """Count a call, and return the scripts that act on it. A simulated client records them."""
         with self._lock:
             self._calls[call.operation] += 1
             scripts = [script for script in self._scripts if call.name.startswith(script.name_prefix)]

@@ -1,9 +1,9 @@
 """Writes a store as a broker does, for tests, demos and benchmarks.
 
-Segments with blank tails, consume queues (`QueueWriter`, files of a fixed size filled with zeros), checkpoint and
-classic index. Given the same messages, hosts and times, the bytes equal the broker's. `put` gathers in memory; `flush`
-writes the commit log first and then the consume queues, so that a concurrent reader finds every message that a queue
-names. Nothing is synced: this is no broker. One thread uses a writer.
+A store has segments with blank tails, consume queues (`QueueWriter`, files of a fixed size filled with zeros),
+checkpoint and classic index. For the same messages, hosts and times, the bytes equal the broker's. `put` collects in
+memory. `flush` writes the commit log before the consume queues, so that a concurrent reader finds every message that a
+queue names. Nothing is synced: this is no broker. One thread uses a writer.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CHECKPOINT_BYTES = 4_096
 ENTRIES_PER_FILE = 300_000
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
-# One entry's bytes, of commit log offset, size and tags code.
+# The bytes of one entry: commit log offset, size and tags code.
 pack_entry = struct.Struct(">qiq").pack
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
-    """Return the consume queue's tags code: the hash of the tags, of a delayed message the time of delivery (ms)."""
+    """Return the consume queue's tags code: the hash of the tags, or the delivery time (ms) of a delayed message."""
     level = properties.get("DELAY", "")
     if topic == "SCHEDULE_TOPIC_XXXX" and level.isdecimal() and int(level) > 0:
         return store_ms + 1000 * _DELAY_LEVELS_S[min(int(level), len(_DELAY_LEVELS_S)) - 1]
@@ -52,7 +52,7 @@ def checkpoint_bytes(*numbers: int) -> bytes:
 
 
 def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
-    """Open a file for writing, which is made `size_bytes` long where it is missing; return its descriptor."""
+    """Open a file for writing, and make it with `size_bytes` if it is missing; return its descriptor."""
     try:
         descriptor = disk.create(path)
     except FileExistsError:
@@ -87,7 +87,7 @@ class QueueWriter:
         self.next += 1
 
     def flush(self) -> None:
-        """Write what was added. After an `OSError` of the disk what wasn't written is written by the next call."""
+        """Write the added entries. After an `OSError` of the disk, the next call writes the rest."""
         if self.pending:
             self.folder.mkdir(parents=True, exist_ok=True)
         file_bytes = self.entries_per_file * ENTRY_BYTES
@@ -106,7 +106,7 @@ _LOCALHOST = Host("127.0.0.1", 10911)
 
 
 class Put(NamedTuple):
-    """Where a message went: commit log offset, size in bytes, and its place in its queue."""
+    """The place of a message: commit log offset, size in bytes, and its place in its queue."""
 
     offset: int
     size: int
@@ -114,19 +114,19 @@ class Put(NamedTuple):
 
 
 def index_name_of(now_ms: int) -> str:
-    """Return an index file's name for its time of birth, yyyyMMddHHmmssSSS (UTC; the broker uses its time zone)."""
+    """Return an index file's name for its creation time, yyyyMMddHHmmssSSS (UTC; the broker uses its time zone)."""
     born = datetime.fromtimestamp(now_ms // 1000, UTC)
     return f"{born:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 
 
 class StoreWriter:
-    """Appends messages to the store in `root`, which is made where it is missing, and recovered where it isn't.
+    """Appends messages to the store in `root`. It makes a missing store, and recovers an existing one.
 
-    `segment_bytes` and `queue_entries` are the sizes of files; with `index` a classic index of that geometry is kept in
-    memory and written by `flush`, which is meant for small ones. Recovery cuts a torn tail off and writes queues again
-    from the whole commit log. With `cut` it cuts at that offset at the latest and only moves the place to write on, as
-    brokers do: what lies behind stays until it is written over (RocketMQ's `MappedFileQueue.truncateDirtyFiles`).
-    Raises `InvalidArgument` for what doesn't fit, and `OSError` as the disk does.
+    `segment_bytes` and `queue_entries` are the sizes of files. With `index`, it keeps a classic index of that geometry
+    in memory, and `flush` writes it; use it for small ones. Recovery cuts off a torn tail, and writes queues again from
+    the whole commit log. With `cut`, it cuts at that offset at the latest, and only moves the place of the next write,
+    as brokers do. Later bytes stay until they are overwritten (RocketMQ's `MappedFileQueue.truncateDirtyFiles`). Raises
+    `InvalidArgument` for values that don't fit, and `OSError` as the disk does.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class StoreWriter:
 
     @property
     def next_offset(self) -> int:
-        """The commit log offset behind the last message."""
+        """The commit log offset after the last message."""
         return self._offset
 
     def put(
@@ -191,12 +191,12 @@ class StoreWriter:
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> Put:
-        """Append one message and return where it went; `flush` makes it visible.
+        """Append one message and return its place; `flush` makes it visible.
 
-        `keys` are joined by spaces (text is taken as it is). `properties` as text are stored as they stand, and `keys`,
-        `tags` and `uniq_key` must then be left out. `body` is stored as it is, compressed where `sys_flag` says so
-        (`compress` gives both). Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and
-        nothing is appended.
+        `keys` are joined by spaces (text is taken as it is). Text in `properties` is stored unchanged; `keys`, `tags`
+        and `uniq_key` must then be left out. `body` is stored unchanged; if `sys_flag` says so, it must be compressed
+        (`compress` gives both). Times are epoch milliseconds, now by default. If it raises `InvalidArgument`, nothing
+        is appended.
         """
         if isinstance(properties, str):
             if keys or tags or uniq_key:
@@ -250,7 +250,7 @@ class StoreWriter:
         return Put(message.physical_offset, size, message.queue_offset)
 
     def flush(self) -> None:
-        """Write what was put: commit log, then consume queues, then index files that changed."""
+        """Write the put messages: commit log, then consume queues, then changed index files."""
         self._write_segment()
         for queue in self._queues.values():
             queue.flush()
@@ -259,7 +259,7 @@ class StoreWriter:
         self._dirty.clear()
 
     def close(self, checkpoint: bytes | None = None) -> None:
-        """Flush, write the checkpoint (by default what the store holds), and take the mark of an unclean end away."""
+        """Flush, write the checkpoint (default: of the store's contents), and remove the mark of an unclean end."""
         self.flush()
         if self._descriptor is not None:
             self._disk.close(self._descriptor)
@@ -278,7 +278,7 @@ class StoreWriter:
     # segments
 
     def _make_room(self, size: int) -> None:
-        """End the segment with a blank where the message, and a blank behind it, don't fit."""
+        """End the segment with a blank if the message, with a blank after it, doesn't fit."""
         if size + layout.BLANK_BYTES > self.segment_bytes:
             raise InvalidArgument(f"a message of {size:,} bytes doesn't fit a segment of {self.segment_bytes:,}")
         left = self.segment_bytes - self._offset % self.segment_bytes
@@ -302,7 +302,7 @@ class StoreWriter:
         self._pending.clear()
         self._pending_bytes = 0
 
-    # what follows from a message
+    # consequences of a message
 
     def _queue(self, topic: str, queue_id: int) -> QueueWriter:
         queue = self._queues.get((topic, queue_id))
@@ -312,7 +312,7 @@ class StoreWriter:
         return queue
 
     def _dispatch(self, message: Message, named: Mapping[str, str]) -> None:
-        """Note a message, whose properties are `named`, in its queue."""
+        """Record a message, with its properties `named`, in its queue."""
         queue = self._queue(message.topic, message.queue_id)
         self._last_ms = max(self._last_ms, message.store_ms)
         if message.is_visible:
@@ -328,7 +328,7 @@ class StoreWriter:
             self._dirty[file.file] = file
 
     def _new_index_name(self) -> str:
-        """Return a name behind all others: files fill faster here than a clock of milliseconds ticks."""
+        """Return a name after all others. Files fill faster here than a millisecond clock ticks."""
         newest = self._index.files[-1].file if self._index and self._index.files else ""
         now_ms = self._clock.now_ms()
         while (name := index_name_of(now_ms)) <= newest:

@@ -14,12 +14,12 @@ from tiered_index.rocketmq.log.layout import NAME_END, VALUE_END
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Return the stored text, each value ended (`MessageDecoder.messageProperties2String`)."""
+    """Return the stored text, each value with its end mark (`MessageDecoder.messageProperties2String`)."""
     return "".join(f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items())
 
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
-    """Return a message's length in bytes. Raises `InvalidArgument` for lengths that have no room in their field."""
+    """Return a message's length in bytes. Raises `InvalidArgument` for lengths that exceed their field."""
     if not topic_bytes <= (layout.MAX_TOPIC_V1_BYTES if magic == layout.MAGIC_V1 else 32_767):
         raise InvalidArgument(f"a topic of {topic_bytes:,} bytes doesn't fit this message version")
     if properties_bytes > layout.MAX_PROPERTIES_BYTES:
@@ -44,14 +44,14 @@ def compress(body: bytes, name: str) -> tuple[bytes, int]:
     raise InvalidArgument(f"unknown compression {name!r}")
 
 
-# Magic, blocks that are independent and have at most 64 KiB each, no sizes and no checksums; the header's checksum.
+# Magic, independent blocks of at most 64 KiB each, no sizes and no checksums; the header's checksum.
 _LZ4_HEAD = bytes.fromhex("04224d18604082")
 _LZ4_BLOCK_BYTES = 1 << 16
 _LZ4_AS_IT_IS = 1 << 31
 
 
 def _lz4_frame(body: bytes) -> bytes:
-    """Return an LZ4 frame of independent blocks: RocketMQ's reader refuses blocks that are linked, as Arrow's are."""
+    """Return an LZ4 frame of independent blocks. RocketMQ's reader refuses linked blocks, such as Arrow's."""
     codec, parts = pa.Codec("lz4_raw"), [_LZ4_HEAD]
     for at in range(0, len(body), _LZ4_BLOCK_BYTES):
         block = body[at : at + _LZ4_BLOCK_BYTES]

@@ -1,4 +1,4 @@
-"""A process that can't start threads for a moment."""
+"""A process that temporarily can't start threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class ThreadLimit:
-    """Refuses, when told, to start threads of some name, as the interpreter does at the process's limit."""
+    """Refuses to start threads of some name when asked, as the interpreter does at the process's limit."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._refusals: dict[str, int] = {}
@@ -26,5 +26,5 @@ class ThreadLimit:
         monkeypatch.setattr(threading.Thread, "start", limited)
 
     def refuse(self, prefix: str, times: int = 1) -> None:
-        """Refuse the next threads whose names begin so."""
+        """Refuse the next threads whose names begin with this text."""
         self._refusals[prefix] = times

@@ -8,7 +8,7 @@ from tiered_index.storage.disk import Disk
 
 
 class UnsyncedDisk(Disk):
-    """Nothing is synced."""
+    """The disk without syncs."""
 
     def sync(self, descriptor: int) -> None:
         """Do nothing."""

@@ -10,7 +10,7 @@ from tiered_index.sources.columns import entry_columns
 
 
 def message_table(workload: Workload, start: int, stop: int) -> pa.Table:
-    """Return messages [start, stop) as `tiered-index ingest` reads them, keys as lists."""
+    """Return messages [start, stop) as `tiered-index ingest` reads them, with keys as lists."""
     low, high = np.searchsorted(workload.entry_message, (start, stop))
     ends = np.searchsorted(workload.entry_message[low:high], np.arange(start, stop + 1)).astype(np.int32)
     keys = pa.array(workload.keys).take(pa.array(workload.entry_key[low:high]))

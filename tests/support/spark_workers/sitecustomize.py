@@ -1,5 +1,5 @@
-"""Python runs this file before anything else where its folder is in PYTHONPATH: it imports into the daemons of PySpark
-all that their workers use. Workers are forks, hundreds of them, and each would import it anew.
+"""Python runs this file first if its folder is in PYTHONPATH. It imports the modules of PySpark's workers into their
+daemons. Workers are forks, hundreds of them, and each would otherwise import them again.
 """
 
 import gc
