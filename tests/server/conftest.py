@@ -1,4 +1,4 @@
-"""A service on a socket of this process: `serving(lookups, ...)` yields a client that asks it."""
+"""A service on a socket of this process: `serving(lookups, ...)` yields its client."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def serving(
     records: Callable[[str], Any] = lambda _: None,
     **bounds: Any,
 ) -> Iterator[httpx.Client]:
-    """Serve until the block ends, on a free port; yields a client of it."""
+    """Serve on a free port until the block ends; yield a client of the service."""
     ready, stop, stopping = threading.Event(), threading.Event(), threading.Event()
     with contextlib.ExitStack() as stack:
         served = Served(
@@ -77,7 +77,7 @@ def serving(
 
 
 def index_in(folder: Path, **settings: Any) -> IndexService:
-    """Open a small index whose root and storage lie in a folder."""
+    """Open a small index whose root and storage are in a folder."""
     small = {"storage": (folder / "storage").as_uri(), "slots": 100, "items": 1000, "background": False}
     return IndexService.open(root=folder / "root", **(small | settings))
 
@@ -100,7 +100,7 @@ def put_entries(index: IndexService) -> None:
 
 @pytest.fixture(scope="package")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexService]:
-    """A writer's index with the entries of the examples, which stay unsealed."""
+    """A writer's index with the entries of the examples, all unsealed."""
     with index_in(tmp_path_factory.mktemp("served")) as index:
         put_entries(index)
         yield index

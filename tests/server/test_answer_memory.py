@@ -1,4 +1,6 @@
-"""The answers of all requests together hold a bounded number of bytes: those being made, and those being taken."""
+"""The answers of all requests together have a bounded number of bytes, both while they are made and while they are
+sent.
+"""
 
 import asyncio
 import json
@@ -32,11 +34,11 @@ def test_who_finds_no_room_waits_in_turn_then_is_refused():
     async def main():
         memory = MemoryBudget(800, wait_s=PATIENCE_S)
         first, second, third, small = (Reservation(memory) for _ in range(4))
-        # more than there is: as much as one may claim
+        # more than the bound: one call can claim the whole bound
         await first.claim(10_000, PATIENCE_S)
         assert memory.held_bytes == 700
         waiting = [asyncio.ensure_future(reservation.claim(300, PATIENCE_S)) for reservation in (second, third)]
-        # what still fits goes ahead of what waits
+        # a smaller call that fits runs before a waiting larger one
         await small.claim(100, PATIENCE_S)
         with pytest.raises(Refused) as refused:
             await Reservation(memory).claim(1, 0.0)
@@ -46,11 +48,11 @@ def test_who_finds_no_room_waits_in_turn_then_is_refused():
         with pytest.raises(Refused):
             CountedMessages(NothingAsked(), small).fetch([item], "t", "k")
         assert not any(task.done() for task in waiting)
-        # an answer that is made holds its bytes alone, and lets the next one in
+        # a finished answer holds only its bytes, and admits the next one
         first.settle(350)
         await waiting[0]
         assert not waiting[1].done() and memory.held_bytes == 750
-        # one that gives up leaves nothing behind
+        # a cancelled call leaves nothing claimed
         waiting[1].cancel()
         await asyncio.wait([waiting[1]])
         for reservation in (first, second, third, small):
@@ -70,7 +72,7 @@ def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         reservation.end()
         holds = memory.held_bytes
-        # it is admitted by what the call releases
+        # this claim needs the bytes that the call releases
         waiting = asyncio.ensure_future(Reservation(memory).claim(600, PATIENCE_S))
         go_on.set()
         await made
@@ -81,7 +83,7 @@ def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
 
 
 def test_a_call_whose_request_has_ended_is_not_begun():
-    """It ran in a thread while the request ended; what it held would be given back by nobody."""
+    """It would run in a thread after its request ended, and nothing would release its bytes."""
 
     async def main():
         memory, called = MemoryBudget(800), []
@@ -97,7 +99,7 @@ def test_a_call_whose_request_has_ended_is_not_begun():
 
 @pytest.mark.parametrize("soon_s", [calls._SOON_S, 0])
 def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(monkeypatch, soon_s):
-    """Also where it finds no room only after a while: made again, it may request as much as before."""
+    """This also holds if memory runs out only later: a repeated call may send as many requests as before."""
     monkeypatch.setattr(calls, "_SOON_S", soon_s)
     allowance = Allowance(Caps(), PriceTable())
 
@@ -122,7 +124,7 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
         second, waiting = made(lambda: memory.held_bytes, 500)
         await asyncio.sleep(0)
         go_on.set()
-        # what waits for the one thread holds nothing
+        # a call that waits for the one thread holds no bytes
         assert (await answer, await waiting) == (300, 800)
         called = []
         third, waiting = made(lambda: called.append("third") or third.hold(200) or memory.held_bytes, 100)
@@ -133,7 +135,7 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
         first.end()
         assert (await waiting, called) == (700, ["third"])
         second.end()
-        # what a call finds no room for it waits for, too, and is made again
+        # a call waits for further bytes, too, and is then repeated
         looked.clear()
 
         def act():
@@ -148,7 +150,7 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
         third.end()
         assert (await waiting, called) == (650, ["third", "again", "again"])
         assert allowance.usage.max_requests == Caps().limits.max_requests
-        # whose client goes waits no longer, and nothing is claimed for it
+        # if the client disconnects, its call waits no longer, and nothing is claimed for it
         gone = asyncio.Event()
         _, waiting = made(lambda: None, 500, gone)
         while not memory._waiting:
@@ -164,7 +166,7 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
 
 
 def test_between_pieces_the_loop_notes_that_the_client_has_gone():
-    """Else each further piece is written to the lost connection, and is one more warning in the log."""
+    """Otherwise each further piece is written to the lost connection, and adds a warning to the log."""
     loop_had_turns, sent = [], []
 
     async def send(message):
@@ -191,7 +193,7 @@ WIDE = {"lookups": [{"topic": "t", "key": "k", "max_count": 3_000}]}
 
 def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monkeypatch):
     monkeypatch.setitem(MemoryBudget.__init__.__kwdefaults__, "wait_s", 0.2)
-    # one of two answers fits while it is made, and so do both once they are
+    # one of two answers fits while it is made, and both do once they are finished
     most = entries_bytes([("t", 3_000)]) * 8 // 7
     with serving(index, answer_bytes=most, threads=4) as client:
         service = client.base_url
@@ -199,12 +201,12 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monke
         head = f"POST /v1/query:batch HTTP/1.1\r\nhost: {service.host}\r\ncontent-type: application/json\r\n"
         address = urlsplit(str(service))
         with socket.socket() as slow:
-            # the kernels' buffers take less than the answer, and nobody reads it
+            # the kernels' buffers hold less than the answer, and no client reads it
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect((address.hostname, address.port))
             slow.sendall(f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked)
             assert slow.recv(12) == b"HTTP/1.1 200"
-            # so does a body that may take more while it is read, whatever is asked for
+            # a body waits, too, if it may hold more while it is read, for any request
             narrow = json.dumps({"lookups": [{"topic": "t", "key": "k", "max_count": 1}]}).encode() + b" " * 100_000
             for sent in (json.dumps(WIDE).encode(), narrow):
                 refused = client.post("/v1/query:batch", content=sent, headers={"content-type": "application/json"})
@@ -215,9 +217,9 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monke
                 sent = json.dumps(line).encode() + b" " * padding
                 got = client.post("/v1/entries", content=sent, headers={"content-type": "application/x-ndjson"})
                 assert got.status_code == status
-            # a smaller one finds room beside what is made, which is less than what it might have been
+            # a smaller one fits beside the finished answer, which holds less than its claim
             assert len(client.get("/v1/query?topic=t&key=k&max_count=1000").json()["items"]) == 1000
-        # with the client its answer is gone
+        # when the client disconnects, its answer is dropped
         assert client.post("/v1/query:batch", content=narrow, headers={"content-type": "application/json"}).is_success
         answer = client.post("/v1/query:batch", json=WIDE)
         assert answer.status_code == 200 and len(answer.json()["results"][0]["items"]) == 3_000
@@ -228,7 +230,7 @@ def test_a_stream_counts_what_it_has_sent_and_says_where_to_go_on(index):
         asked = {"topic": "t", "key": "k", "all": "true", "max_count": "100"}
         client.headers["accept"] = "application/x-ndjson"
         *items, status = map(json.loads, client.get("/v1/query", params=asked).text.splitlines())
-        # 256 bytes an entry, and room for a page
+        # 256 bytes per entry, and space for a page
         assert status["error"]["status"] == 503 and 1_000 <= len(items) < 2_000
         rest = client.get("/v1/query", params={**asked, "cursor": status["cursor"]}).text.splitlines()
         assert json.loads(rest[0])["offset"] == items[-1]["offset"] - 1

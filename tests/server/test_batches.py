@@ -1,4 +1,4 @@
-"""A batch is made by columns, and says what its answers say one by one: as JSON, as lines, and as an Arrow stream."""
+"""A batch by columns has the same answers as single lookups: as JSON, as lines, and as an Arrow stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOST = LostFile(file="g", begin_ms=T, end_ms=T, entries=3, source="memory://brok
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marked(KeyedIndexItem):
-    """An entry with columns that JSON has no type for."""
+    """An entry with columns for which JSON has no type."""
 
     mark: bytes = column("S4", default=b"")
     weight: float = column(">f8", default=0.0)
@@ -41,7 +41,7 @@ class Marked(KeyedIndexItem):
 
 @pytest.fixture(scope="module", params=["native", "rocketmq", "marked", "several"])
 def looked_up(request, tmp_path_factory):
-    """What looks a batch up: an index of each kind of entries, or two indexes as one."""
+    """The objects that answer a batch: an index of each kind of entries, or two indexes as one."""
     folder, names = tmp_path_factory.mktemp("batches"), ["broker-a", "broker-b"]
     uris = [(folder / name).as_uri() for name in names[: 2 if request.param == "several" else 1]]
     own = {"rocketmq": {"preset": "rocketmq"}, "marked": {"item_type": Marked}}.get(request.param, {})
@@ -78,7 +78,7 @@ lookups = st.lists(
 
 
 def expected(result, redaction):
-    """Return what a batch says of one answer, made of its items."""
+    """Return a batch's text of one answer, made from its items."""
     whole = result.to_dict()
     said = {name: whole[name] for name in ("items", "status", "cursor", "unknown_topics", "expired_before_ms")}
     said |= {name: whole[name] for name in ("failed", "lost") if whole[name]}
@@ -108,7 +108,7 @@ def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged
     answers = [expected(result, redaction) for result in results]
     document = json.loads(wire.encode(wire.batch_document(results, redaction, files=False)))
     assert document["results"] == answers
-    # the document of a lookup by itself has the same entries
+    # the document of a single lookup has the same entries
     for one, answer in zip(asked, answers, strict=True):
         alone = looked_up.query(one.topic, one.key, one.begin_ms, one.end_ms, one.max_count, one.cursor)
         items = json.loads(wire.encode(wire.answer_document(alone, redaction, files=False)))["items"]

@@ -1,4 +1,4 @@
-"""The broker's sidecar: `serve --follow` ingests, serves entries and messages, and tells how far it is."""
+"""The broker's sidecar: `serve --follow` ingests, serves entries and messages, and reports its position."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.server.calls import Caps
 
 T = 1_762_000_000_000
-# as an application may call its messages
+# a name that an application may give its messages
 ODD = "/a/../b//?c=%2F&d#e +é\\"
 
 
@@ -39,7 +39,7 @@ def sidecar(tmp_path_factory):
         index = ("--root", folder / "root", "--storage", (folder / "storage").as_uri())
         with started(*index, "--follow", folder / "store", "--max-lag", 60) as (process, client):
             with IndexReader.open(root=folder / "root") as reader:
-                # which sees what was flushed
+                # another reader, which sees the flushed entries
                 until(lambda: len(reader.query("orders", "k")) == 3 and len(reader.query("odd", ODD)) == 1)
             yield folder, process, client
 
@@ -72,7 +72,7 @@ def test_an_id_may_have_any_characters(sidecar):
             asking.message("\ud800", "odd")
         with pytest.raises(InvalidArgument, match="not UTF-8"):
             asking.query("odd", "\ud800")
-    # a path tells metrics nothing of what was asked
+    # a request's path appears in no metric
     assert 'route="/v1/messages/{id}",status="200"' in client.get("/metrics").text
 
 
@@ -118,7 +118,7 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
             assert found[1]["body"] == body.hex() and "larger than" in found[1]["body_problem"]
 
 
-# what differs from one call, or one reader of the log, to the next
+# parts that differ between two calls, or two readers of the log
 VOLATILE = {"elapsed_ms", "bytes", "explain"}
 
 
@@ -133,7 +133,7 @@ def masked(value, name=None):
 
 
 def plain(line):
-    """Return a line without what differs: times, sizes, widths of tables."""
+    """Return a line without its variable parts: times, sizes, widths of tables."""
     return re.sub(r"[\d.]+ ms|[\d.,]+ \w*B\b|─+", "", " ".join(line.split()))
 
 
@@ -171,7 +171,7 @@ def test_a_command_that_asks_a_service_prints_what_it_prints_of_the_index(sideca
         if "NONE" in arguments:
             assert (asked, "no message NONE" in err) == ("", True)
             continue
-        # where the files lie the service keeps to itself
+        # the service does not tell where the files are
         assert str(folder) not in asked
         seen = asked.replace("[store]", str(folder / "store")).replace("[root]", str(folder / "root"))
         if form:

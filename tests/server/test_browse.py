@@ -1,4 +1,4 @@
-"""`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for whoever may see it."""
+"""`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for permitted tokens."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ COUNT = 60
 
 
 def puts():
-    """Messages of three queues of `orders`, one each second, and between them some of `payments`."""
+    """Messages of three queues of `orders`, one per second, with some of `payments` between them."""
     for n in range(COUNT):
         if n % 5 == 4:
             yield {"topic": "payments", "queue_id": 0, "body": b"secret %d" % n, "store_ms": T + n * 1000}
@@ -33,7 +33,7 @@ def puts():
 
 @pytest.fixture(scope="module", params=["store", "archive", "store and archive"])
 def held(request, tmp_path_factory):
-    """A client of a service that has the messages, `orders` of the log in their order, and the token of a team."""
+    """A client of a service with the messages, those of `orders` in the log's order, and the token of a team."""
     folder = tmp_path_factory.mktemp("browse")
     messages = made(folder / "store", puts())
     tokens = folder / "tokens.json"
@@ -45,7 +45,7 @@ def held(request, tmp_path_factory):
         if request.param != "store":
             assert archive(index, folder / "store") > 1
         if request.param == "store and archive":
-            # as a broker does after some days
+            # as a broker deletes after some days
             sorted((folder / "store" / "commitlog").iterdir())[0].unlink()
         store = None if request.param == "archive" else folder / "store"
         with serving(index, tokens=tokens, store=store, audit=folder / "audit") as client:
@@ -80,7 +80,7 @@ def test_messages_around_a_moment_and_on_from_there_are_those_of_the_log(held):
     assert found == log
     counts = [sum(one.queue_id == queue for one in messages) for queue in range(3)]
     assert middle["queues"] == [{"queue_id": n, "begin": 0, "end": count} for n, count in enumerate(counts)]
-    # one queue; before everything, and behind it
+    # one queue; before the first message, and after the last one
     assert places(browse(client, at_ms=at_ms, queue_id=1, max_count=100)) == [one for one in log if one[0] == 1]
     first, last = browse(client, at_ms=0, max_count=3), browse(client, at_ms="2100-01-01", max_count=4)
     assert (places(first), first["earlier"]) == (log[:3], None)
@@ -99,10 +99,10 @@ def test_a_token_of_some_topics_browses_these_alone(held):
         for place in ({"at_ms": T}, {"cursor": cursor}):
             got = client.get("/v1/browse", params={"topic": "payments", **place, **more}, headers=team)
             told.add((got.status_code, got.json()["detail"]))
-    # a topic that there is, and one that there is not
+    # a topic that exists, and one that doesn't
     assert told == {(403, "the token is not for topic 'payments'")}
     assert client.get("/v1/browse", params=asked | {"topic": "none"}, headers=team).status_code == 403
-    # another topic's cursor names places of the own topic's queues alone
+    # another topic's cursor leads only to places of the own topic's queues
     assert {one["message"]["topic"] for one in browse(client, headers=team, cursor=cursor)["messages"]} == {"orders"}
     for topic in ("../payments", "orders/../payments", "orders/0"):
         got = client.get("/v1/browse", params=asked | {"topic": topic}, headers=team)
@@ -263,7 +263,7 @@ def test_queue_offsets_of_archived_segments_count_as_memory_of_the_answer(tmp_pa
             directory, entries, message = held
             browse(client, at_ms=T, max_count=1)
     assert directory > 0 and message > 0 and entries == 2 * 300 * ENTRY.itemsize
-    # the directory was kept
+    # the cache has the directory
     assert held[3:] == [entries, message]
 
 

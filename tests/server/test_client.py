@@ -1,4 +1,4 @@
-"""The client answers as the library does, repeats what may be repeated, and never takes a part for the whole."""
+"""The client answers as the library does, repeats only safe requests, and never takes a part for the whole."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from tiered_index.service.answers.rows import unseen
 
 
 def same(got: QueryResult, own: QueryResult):
-    """Whether two answers agree but for times."""
+    """Return whether two answers agree, except for times."""
     documents = [one.to_dict(files=False) for one in (got, own)]
     for document in documents:
         document["explain"].pop("elapsed_ms")
@@ -134,7 +134,7 @@ def test_a_problem_is_the_error_that_says_what_to_do(name, status, kind):
 
 @contextlib.contextmanager
 def answering(*answers):
-    """A server that gives these bytes, one a connection, and closes it; yields its URL and the requests."""
+    """A server that answers each connection with these bytes and closes it; yields its URL and the requests."""
     requests = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -142,7 +142,7 @@ def answering(*answers):
             for answer in answers:
                 try:
                     connection, _ = listening.accept()
-                except OSError:  # it was shut before all answers were asked for
+                except OSError:  # the test closed it before all answers were requested
                     return
                 with connection:
                     requests.append(connection.recv(65536))
@@ -165,7 +165,7 @@ BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\nContent-Len
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        # cut within its length, at a chunk, and between two lines: without a last line nothing is whole
+        # cut inside its length, at a chunk, and between two lines: without a last line, the answer is not whole
         (HEAD + b"Content-Length: 9999\r\n\r\n" + ITEM + b"\n", StorageUnavailable),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\n\r\n" % (len(ITEM) + 1, ITEM), StorageUnavailable),
         (HEAD + b"\r\n" + ITEM + b"\n", StorageUnavailable),
@@ -199,7 +199,7 @@ def test_a_document_that_broke_off_is_told_so(answer, error, said):
 
 @pytest.mark.parametrize("name", ["status", "error"])
 def test_a_stream_has_entries_with_a_column_of_any_name(name):
-    # of an index that was made before new ones refused such names
+    # of an index made before new indexes refused such names
     entry = json.dumps(json.loads(ITEM) | {name: 7}).encode()
     with answering(HEAD + b'\r\n%s\n{"status": "complete"}\n' % entry) as (url, _), IndexClient(url) as asking:
         assert [getattr(item, name) for item in asking.stream("a", "k")] == [7]
@@ -213,7 +213,7 @@ def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
         assert len(requests) == 3
     with IndexClient(url, tries=1) as asking, pytest.raises(StorageUnavailable, match="did not answer"):
         asking.topics()
-    # an answer that another program gave
+    # an answer that another program wrote
     with answering(HEAD + b"\r\n<html>") as (url, _), IndexClient(url, tries=1) as asking:
         with pytest.raises(StorageUnavailable, match="is this a tiered_index service"):
             asking.topics()

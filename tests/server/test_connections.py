@@ -1,4 +1,4 @@
-"""Connections whose clients do not keep to the protocol, or to the manners that it leaves to them."""
+"""Connections whose clients break the protocol, or behave badly within it."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def connection(client):
 
 
 def answer(connection: socket.socket) -> bytes:
-    """Return one answer, whose body is a JSON object."""
+    """Return one answer with a JSON object as its body."""
     got = b""
     while not got.rstrip().endswith(b"}"):
         data = connection.recv(1 << 16)
@@ -43,7 +43,7 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """Return what comes until the service ends the connection."""
+    """Return all bytes until the service ends the connection."""
     got = b""
     try:
         while data := connection.recv(1 << 16):
@@ -70,7 +70,7 @@ def test_a_request_with_two_hosts_is_refused(connection):
     for host, status in ((b"host: 127.0.0.1\r\n", b"400"), (b"X-Host: a\r\nX-Host: b\r\n", b"200")):
         connection.sendall(b"GET /v1/topics" + HOST + host + b"\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
-    # in the request's target, too, as proxies are sent it
+    # in the request's target, too, as proxies get it
     for host, status in ((b"127.0.0.1", b"400"), (b"localhost", b"200"), (b"x@localhost", b"400")):
         connection.sendall(b"GET http://" + host + b"/v1/topics" + HOST + b"\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
@@ -128,7 +128,7 @@ def test_what_is_no_request_is_told_in_a_problem(connection, sent):
 def test_a_head_that_is_too_long_is_told_so(connection, status, begin, size, ends):
     connection.sendall(ALIVE)
     assert answer(connection).startswith(b"HTTP/1.1 200 ")
-    # the client reads once all was sent
+    # the client reads after it has sent everything
     connection.sendall(begin + b"x" * size + (HOST + b"\r\n" if ends else b""))
     head, _, body = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status) and b"content-type: application/problem+json" in head
@@ -157,7 +157,7 @@ def test_a_head_that_was_refused_is_not_refused_again_for_being_late():
 def test_who_reads_no_refusal_is_let_go(connection, monkeypatch):
     monkeypatch.setattr(listening, "_LINGER_S", 0.0)
     with pytest.raises(OSError):
-        # more than any buffer takes
+        # more than any buffer holds
         for _ in range(1_000_000):
             connection.sendall(b"x" * 10_000)
 
@@ -185,7 +185,7 @@ def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch
 
 
 class Taker:
-    """Stands for transport, flow and loop of a connection whose client takes `rates` bytes, a round each."""
+    """Replaces transport, flow and loop of a connection. Its client reads `rates` bytes, one rate per round."""
 
     def __init__(self, left: int, rates: list[int]) -> None:
         self.left, self.rates, self.aborted = left, rates, False
@@ -237,7 +237,7 @@ def many(tmp_path_factory):
 
 @pytest.fixture
 def taken_slowly(monkeypatch):
-    """A function that sends a request on a connection whose client is slow, and returns the answer."""
+    """A function that sends a request on a connection with a slow client, and returns the answer."""
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     paused = listening._Connection.pause_writing
 
@@ -288,7 +288,7 @@ def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(slow, a
         last = json.loads(metadata[b"tiered_index.status"])
     assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
     assert 0 < len(lines) < 10_000
-    # it goes on from there
+    # it continues from there
     more = client.get("/v1/query", params={"topic": "orders", "key": "k", "cursor": last["cursor"]}).json()
     assert more["items"][0]["offset"] == lines[-1]["offset"] - 1
 
@@ -358,7 +358,7 @@ def test_browsing_that_is_taken_too_slowly_goes_on_behind_a_message(letters, tak
 @pytest.mark.parametrize("taken", range(0, 1 << 20, 99_999))
 @pytest.mark.parametrize("status", ["complete", "partial"])
 def test_a_document_ends_behind_any_of_its_rows(taken, status):
-    """Wherever a client becomes slow, it gets the first rows, and a cursor behind the last one of them."""
+    """Whenever a client becomes slow, it gets the first rows, and a cursor after the last of them."""
     pace, sent = Pace(), b""
     rows = [b'"%d %s"' % (n, b"x" * (n * 997 % 150_000)) for n in range(12)]
     body = b'{"rows":[%s],"status":"%s","cursor":null,"more":1}\n' % (b",".join(rows), status.encode())
@@ -390,7 +390,7 @@ def test_a_document_of_several_lists_that_is_taken_too_slowly_is_no_document(slo
     assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
     with pytest.raises(ValueError):
         json.loads(got)
-    # of lines all but the last one are whole
+    # all lines except the last one are whole
     _, got = unchunked(ask(b"POST /v1/query:batch", b"application/x-ndjson", lookups))
     lines = [sorted(json.loads(line)) for line in got.splitlines()]
     assert lines[-1] == ["error"] and 1 < len(lines) <= 20

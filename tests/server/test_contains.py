@@ -1,4 +1,4 @@
-"""Messages told apart over HTTP: by an excerpt of their bodies, and by a text that they contain."""
+"""Messages in answers over HTTP: excerpts of their bodies, and a filter by a text in them."""
 
 import time
 
@@ -116,7 +116,7 @@ def test_messages_that_the_deadline_leaves_unsearched_are_none_without_the_text(
 
 def test_the_search_of_a_large_body_takes_little_memory_and_misses_nothing(held):
     _, _, (message, *_) = held
-    # the text lies across two parts, at any step
+    # the text spans two parts, at any step
     for shift in range(3):
         body = b"-" * ((256 << 10) - 4 - shift) + "Grüße".encode() + b"-" * (8 << 20)
         large = message._replace(raw_body=body)

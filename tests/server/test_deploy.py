@@ -1,4 +1,4 @@
-"""deploy/: its files hold what the code has: options, routes, ports, metrics, and what each role does in a bucket."""
+"""deploy/: its files agree with the code: options, routes, ports, metrics, and each role's operations in a bucket."""
 
 import json
 import re
@@ -91,7 +91,7 @@ CLI = {
 @pytest.mark.parametrize("where", COMMANDS)
 def test_commands_are_ones_that_the_program_takes(where: str) -> None:
     name, *given = COMMANDS[where]
-    # raises for an unknown option, and for a value that is none
+    # raises for an unknown option, and for an invalid value
     values = CLI[name].make_context(name, list(given)).params
     if name == "serve":
         assert values["host"] == "0.0.0.0" and values["tokens"] and not values["insecure"]
@@ -135,7 +135,7 @@ def test_the_images_recipe_passes_hadolint() -> None:
     linter = Path(sys.executable).with_name("hadolint")
     found = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
-    # a tag can come to name another image
+    # a tag can later name another image
     bases = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.M)
     others = [service["image"] for service in COMPOSE["services"].values() if "build" not in service]
     assert all(re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", image) for image in bases + others)
@@ -150,7 +150,7 @@ def test_objects_are_what_kubernetes_takes(one: Any) -> None:
 def test_pods_are_confined(one: Any) -> None:
     spec = pod(one)["spec"]
     assert spec["securityContext"]["runAsNonRoot"] and not spec["automountServiceAccountToken"]
-    # the Service tiered-index would make variables TIERED_INDEX_*
+    # the Service tiered-index would set variables TIERED_INDEX_*
     assert spec["enableServiceLinks"] is False
     accounts = {account["metadata"]["name"]: account for account in of_kind("ServiceAccount")}
     assert spec["serviceAccountName"] in accounts
@@ -204,7 +204,7 @@ def test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served(client: An
         assert f"--port={port['containerPort']}" in container["args"]
         probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
         assert {probe["port"] for probe in probes} == {port["name"]}
-        # not ready is no reason to be killed
+        # a service that is not ready must not be killed
         assert [probe["path"] for probe in probes] == ["/livez", "/livez", "/readyz"]
         asked += [probe["path"] for probe in probes]
         (policy,) = [p for p in of_kind("NetworkPolicy") if p["metadata"]["name"] == one["metadata"]["name"]]
@@ -212,7 +212,7 @@ def test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served(client: An
     for monitor in MONITORS:
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] == port["name"] and "tiered-index" in endpoint["relabelings"][0].values()
-        # the service answers nobody without a token
+        # the service refuses every request without a token
         assert endpoint["authorization"]["credentials"] == {"name": "tiered-index-prometheus", "key": "token"}
         asked.append(endpoint["path"])
     assert len(asked) == 9
@@ -283,10 +283,10 @@ def test_overlays_are_rendered_to_what_kubernetes_takes(overlay: Path) -> None:
     for name in ("tiered-index-reader", "tiered-index-jobs"):
         egress = by_name["NetworkPolicy", name]["spec"]["egress"]
         ports = {port["port"]: rule.get("to") for rule in egress for port in rule["ports"]}
-        # credentials of EKS Pod Identity come from this address alone
+        # credentials of EKS Pod Identity come only from this address
         assert {"ipBlock": {"cidr": "169.254.170.23/32"}} in ports[80] and ports[443] is None
         assert endpoint_url is None or urlsplit(endpoint_url).port in ports
-    # what the broker's sidecar reaches is not bounded
+    # the sidecar's own connections are not restricted
     assert by_name["NetworkPolicy", "rocketmq-broker"]["spec"]["policyTypes"] == ["Ingress"]
     assert {monitor["kind"] for monitor in MONITORS} == {"ServiceMonitor", "PodMonitor"}
     assert all((one["kind"], one["metadata"]["name"]) in by_name for one in MONITORS)
@@ -308,7 +308,7 @@ def test_the_units_user_and_its_groups_are_made(tmp_path: Path) -> None:
     subprocess.run(["systemd-sysusers", f"--root={tmp_path}", file], check=True, capture_output=True, timeout=60)
     assert re.search(rf"^{user}:", (tmp_path / "etc/passwd").read_text(), re.M)
     groups = (tmp_path / "etc/group").read_text()
-    # none is assumed to be there
+    # no group is assumed to exist
     assert re.search(rf"^rocketmq:.*\b{user}$", groups, re.M) and "SupplementaryGroups" not in UNIT
     for group in re.findall(r"^Group=(.*)$", UNIT, re.M):
         assert re.search(rf"^{group}:", groups, re.M)
@@ -329,7 +329,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Each sample that a writer's sidecar exports, and the labels that it has."""
+    """Each sample that a writer's sidecar exports, with its labels."""
     with metrics_page.exported() as families:
         return {sample.name: set(sample.labels) for family in families["writer"] for sample in family.samples}
 
@@ -357,13 +357,13 @@ def test_alerts_and_panels_ask_for_what_is_exported(exported: dict[str, set[str]
 
 
 def test_a_lag_that_is_not_known_fires_its_alert() -> None:
-    # a comparison leaves NaN out, so what is known to be well is taken away instead
+    # a comparison leaves NaN out, so the expression subtracts the healthy ones instead
     name, bound = "tiered_index_follow_lag_seconds", "300"
     assert EXPRESSIONS["TieredIndexFollowerBehind"] == f"{name} unless {name} <= {bound}"
 
 
 def test_exported_names_are_of_use(exported: dict[str, set[str]]) -> None:
-    # series `_created` would be as many again, and of no use
+    # the series `_created` would double the number, and have no use
     assert not any(name.endswith("_created") for name in exported)
     assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"} <= exported.keys()
 
@@ -393,7 +393,7 @@ def test_panels_do_not_overlap() -> None:
 
 BUCKET, PREFIX = "deployed", "brokers/a"
 ROLES = ("writer", "reader", "merger")
-# operation of S3 -> what a policy calls it; of the bucket, or of a key
+# operation of S3 -> its name in a policy, for the bucket or for a key
 BUCKETS = dict.fromkeys(("HeadBucket", "ListObjectsV2"), "ListBucket")
 BUCKETS |= {"ListMultipartUploads": "ListBucketMultipartUploads"}
 WRITES = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
@@ -411,7 +411,9 @@ def allows(policy: Any, action: str, resource: str) -> bool:
 
 
 class Enforcing:
-    """S3 as a role sees it: what its policy does not allow is refused. `used` has what each role did, by action."""
+    """S3 as a role sees it: it refuses everything that the role's policy does not allow. `used` has each role's
+    operations, by action.
+    """
 
     def __init__(self) -> None:
         self.role = ""
@@ -466,7 +468,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
             index.seal()
             index.run_lifecycle()
     writing = open_storage(uri, options=options)
-    # large files go in parts; what it finds unfinished of its own it drops, the rest is for the jobs
+    # large files are sent in parts; the writer drops its own unfinished uploads, and jobs drop the rest
     large = writing.begin_upload("data/large/1.index")
     writing.complete_upload(large, [writing.upload_part(large, 1, b"part")])
     for folder in ("data", "segments", "staging"):
@@ -484,7 +486,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
     report = merge(merging, log, SystemClock(), MergeOptions())
     assert (report.sources, report.tables) == (3, 1)
     gone = delete_orphans(merging, find_orphans(Later(merging, 3 * DAY_S), log))
-    # three sources, and what was uploaded and never published
+    # three sources, and an upload that was never published
     assert len(gone.objects) == 4 and len(gone.uploads) == 2
     for name in ("epoch/00000000000000000099", "lease/x", "segments/x", "other"):
         with pytest.raises(StorageMisconfigured):
@@ -502,11 +504,11 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
             reading.put(f"{folder}/x", b"")
         with pytest.raises(StorageMisconfigured):
             reading.delete(f"{folder}/x")
-    # another index's objects are another's
+    # another index's objects belong to that index
     with pytest.raises(StorageMisconfigured):
         open_storage(f"s3://{BUCKET}/elsewhere", options=options).get("log/00000000000000000001")
 
-    # nothing is allowed that no role needs; parts are listed only where Ceph's gateway answers an error
+    # nothing is allowed that no role needs; a role lists parts only if Ceph's gateway answers an error
     for role, policy in enforcing.policies.items():
         granted = {action for statement in policy["Statement"] for action in statement["Action"]}
         assert granted - {"s3:ListMultipartUploadParts"} == enforcing.used[role], role

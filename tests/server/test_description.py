@@ -1,4 +1,4 @@
-"""`openapi.json` is true: it names the routes, their parameters and bodies, and the fields of answers."""
+"""`openapi.json` is correct: it names the routes, their parameters and bodies, and the fields of answers."""
 
 import dataclasses
 from typing import Any, get_args
@@ -115,9 +115,7 @@ def references(value):
 
 
 def plain(schema: Any) -> Any:
-    """Return what a schema says of values: no names, meanings, examples, and defaults of null. A time is an
-    integer, or a text that stands for one.
-    """
+    """Return a schema without names, meanings, examples, and defaults of null. A time is an integer, or a text."""
     if not isinstance(schema, dict):
         return [plain(one) for one in schema] if isinstance(schema, list) else schema
     bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}

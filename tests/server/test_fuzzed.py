@@ -1,4 +1,4 @@
-"""Schemathesis asks what the description allows and what it forbids: no answer is a server's error or undescribed."""
+"""Schemathesis sends requests that the description allows or forbids. No answer is a server's error or undescribed."""
 
 import pytest
 import schemathesis
@@ -18,13 +18,13 @@ load_all_checks()
 
 @schemathesis.serializer(wire.NDJSON, wire.ARROW)
 def as_it_is(_, value):
-    """Return a body of lines or bytes."""
+    """Return a body of lines or bytes unchanged."""
     return str(value).encode()
 
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory):
-    """The description of a service whose index takes what it is given."""
+    """The description of a service whose index accepts entries."""
     with index_in(tmp_path_factory.mktemp("fuzzed")) as index:
         put_entries(index)
         with serving(index) as client:

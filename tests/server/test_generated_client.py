@@ -1,4 +1,4 @@
-"""`/openapi.json` is of use to others: a validator takes it, and a client that is generated from it gets answers."""
+"""Other tools can use `/openapi.json`: a validator accepts it, and a generated client gets answers."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ def test_the_description_is_one_of_openapi(client):
     document = client.get("/openapi.json").json()
     assert [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
     for path in ("/livez", "/readyz"):
-        # what needs no token says so
+        # it marks the routes that need no token
         assert document["paths"][path]["get"]["security"] == []
 
 

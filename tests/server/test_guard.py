@@ -1,4 +1,4 @@
-"""Who may ask for what, how much, and how often; and what becomes of a lookup that nobody waits for any more."""
+"""Permissions, sizes and rates of requests, and the end of lookups whose client has gone."""
 
 import contextlib
 import errno
@@ -182,7 +182,7 @@ def test_a_token_that_is_taken_out_ends(tmp_path, monkeypatch):
     assert known.find(first) is not None and "not JSON" in known.problem()
     path.write_text(json.dumps(rows[1:]))
     assert known.find(first) is None and known.find(second) is not None and known.problem() is None
-    # also where size and time are as they were, as after copies that keep them
+    # also if size and time are unchanged, as after copies that preserve them
     before = path.stat()
     path.write_text(json.dumps([rows[1] | {"sha256": rows[0]["sha256"]}]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -227,7 +227,7 @@ def test_bodies_are_bounded_in_time_and_memory(index, monkeypatch):
         got = client.post("/v1/entries", content=b"{}", headers={"content-type": wire.NDJSON})
         assert (got.status_code, got.headers["retry-after"]) == (503, "1")
         monkeypatch.undo()
-        # no head comes
+        # no head arrives
         monkeypatch.setattr(listening, "_HEAD_S", 0.0)
         assert answer(client, b"\r\n") == b""
         monkeypatch.setattr(listening, "_HEAD_S", 30.0)
@@ -238,7 +238,7 @@ def test_bodies_are_bounded_in_time_and_memory(index, monkeypatch):
 
 def test_a_caller_has_its_rate(monkeypatch):
     now_s = [100.0]
-    # not the clock itself, by which event loops of other threads wait
+    # not the clock itself, because event loops of other threads wait by it
     monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rate = Rate(2)
     for _ in range(2):
@@ -262,7 +262,7 @@ def test_too_many_requests_a_second_are_told_when_to_go_on(index):
 
 
 class Held:
-    """A lookup that waits, then asks the storage once a turn until it is refused."""
+    """A lookup that waits, then sends the storage one request per turn until it is refused."""
 
     def __init__(self):
         self.entered, self.go_on, self.refused = threading.Event(), threading.Event(), threading.Event()
@@ -296,7 +296,7 @@ BATCH = b'{"lookups": [{"topic": "orders", "key": "k"}], "max_requests": 9}'
 )
 def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog, method, asked):
     held = Held()
-    gc.collect()  # what other tests left to be told
+    gc.collect()  # warnings that other tests left
     caplog.clear()
     with serving(index, threads=1) as client:
         monkeypatch.setattr(IndexService, method, lambda self, *args, **kwargs: held(*args, **kwargs))
@@ -309,7 +309,7 @@ def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog, method, 
         assert held.refused.wait(PATIENCE_S)
         # the one thread is free again
         assert client.get("/v1/topics").status_code == 200
-    # an error that nobody waits for is told when it is collected
+    # the collector reports an error that no task awaits
     gc.collect()
     assert not caplog.records
 
@@ -319,7 +319,7 @@ def test_a_client_that_goes_within_its_body_is_no_failure_of_the_service(index, 
     with serving(index) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
             connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
-            # the body is waited for
+            # the service waits for the body
             assert b" 100 " in connection.recv(1000)
         until(lambda: 'route="/v1/query:batch",status="499"' in client.get("/metrics").text)
     assert not caplog.records
@@ -334,7 +334,7 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
         assert held.entered.wait(PATIENCE_S)
         got = client.get("/v1/query", params=QUERY)
         assert (got.status_code, got.headers["retry-after"]) == (503, "1")
-        # how it is can still be asked
+        # the service still answers about its state
         for path in ("/livez", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
         held.go_on.set()
@@ -382,7 +382,7 @@ def test_an_audit_log_is_for_its_owner_and_group(index, tmp_path):
     before = os.umask(0)
     try:
         assert ask(tmp_path / "new.ndjson") == [0o600, 0o600]
-        # a group's right is the operator's choice, as of logrotate's `create 0640 root adm`
+        # a group's permission is the operator's choice, as with logrotate's `create 0640 root adm`
         for name, mode, kept in (("open", 0o644, 0o640), ("group", 0o660, 0o660)):
             (tmp_path / f"{name}.ndjson").touch(mode)
             assert ask(tmp_path / f"{name}.ndjson") == [0o600, kept]
@@ -399,7 +399,7 @@ def test_an_audit_log_that_was_moved_away_is_begun_anew(index, tmp_path):
             client.get("/v1/query", params=QUERY | {"key": "after"})
         assert [json.loads(line)["key"] for line in moved.read_text().splitlines()] == ["before"]
         assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["after"] * 2
-        # a folder that takes no file is told, and what comes once it does is written
+        # a folder that refuses files is reported, and later lines are written once it accepts them
         path.unlink()
         path.mkdir()
         client.get("/v1/query", params=QUERY)

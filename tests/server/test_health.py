@@ -1,4 +1,4 @@
-"""Probes and metrics tell the truth, over a socket: why a service is not ready, and what it counts."""
+"""Probes and metrics are correct, over a socket: the reason why a service is not ready, and its counts."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def values(client):
 
 
 class Life:
-    """An index on a disk and a storage that fail when told to."""
+    """An index on a disk and a storage that fail on demand."""
 
     def __init__(self, folder):
         self.uri = (folder / "storage").as_uri()
@@ -84,7 +84,7 @@ def test_what_keeps_a_writer_from_its_work_is_a_reason(tmp_path, befall, reason)
             with pytest.raises(TieredIndexError):
                 befall(life)
             got = client.get("/readyz")
-            # only a writer that was replaced leaves its work to somebody else
+            # only a writer that was replaced leaves its files to another
             assert got.status_code == (503 if befall is Life.fence else 200)
             assert (got.json()["status"] == "not ready") == bool(got.json()["reasons"]) == (befall is Life.fence)
             assert any(reason in one for one in got.json()["problems"]), got.json()
@@ -97,7 +97,7 @@ def test_what_keeps_a_writer_from_its_work_is_a_reason(tmp_path, befall, reason)
             assert client.get("/livez").json() == {"status": "alive"}
             assert values(client)["tiered_index_lease_held",] == (befall is not Life.fence)
             assert values(client)["tiered_index_fenced",] == (befall is Life.fence)
-            # what it has, it finds
+            # it finds the entries that it has
             assert len(client.get("/v1/query", params=KNOWN).json()["items"]) == 2
 
 
@@ -126,7 +126,7 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             assert any("scripted fault" in one for one in got.json()["problems"])
             said = f"{file} is not a file of tokens: it is not JSON; the last known tokens stay valid"
             assert [one.message for one in caplog.records if "last known tokens" in one.message] == [said]
-            # the client is told what is wrong, and when to come back
+            # the client learns the reason, and when to retry
             got = client.get("/v1/query", params=KNOWN)
             assert (got.status_code, got.headers["retry-after"]) == (502, "1")
             file.write_text(kept)
@@ -171,7 +171,7 @@ def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkey
         first = threading.Thread(target=client.get, args=("/readyz",))
         first.start()
         assert entered.wait(PATIENCE_S)
-        # the answer comes before the first look has ended
+        # the answer arrives before the first check has ended
         got = client.get("/readyz")
         assert (got.status_code, got.json()["problems"]) == (200, ["storage: not checked yet"])
         go_on.set()
@@ -225,7 +225,7 @@ def test_metrics_tell_what_is_under_way_and_who_serves(index, monkeypatch):
 
     monkeypatch.setattr(IndexService, "query", held)
     with serving(index, threads=1, waiting=2) as client:
-        # the scrape itself is one
+        # the scrape itself is one request
         wait_until(client, 1, 0, 0)
         asking = [threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": KNOWN}) for _ in range(3)]
         for one in asking:
@@ -294,7 +294,7 @@ def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
             url = json.loads(process.stdout.readline())["url"]
             with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
                 until(lambda: client.get("/readyz").status_code == 200)
-                # a page counts messages after it has counted entries, which were put in between
+                # a page counts messages after it has counted entries, and the test puts entries in between
                 counts = {"tiered_index_follow_messages_total": 3, "tiered_index_put_entries_total": 6}
                 until(lambda: all(values(client)[name,] >= count for name, count in counts.items()))
                 found = values(client)

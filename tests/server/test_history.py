@@ -1,4 +1,4 @@
-"""The last hour of figures: samples by a clock of the test, and the thresholds of the alerts that are deployed."""
+"""The last hour of figures: samples by a clock of the test, and the thresholds of the deployed alerts."""
 
 import re
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_figures_that_fail_once_come_again(past, caplog):
 def test_the_thresholds_are_those_of_the_alerts(figure):
     rules = {one["alert"]: one for one in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
     rule, alert = rules[figure.alert.name], figure.alert
-    # a lease that is held has time left
+    # a held lease has time left
     name = {"lease_remaining_seconds": "lease_held"}.get(figure.of, figure.of)
     assert METRICS.get(name, f"tiered_index_{name}") in rule["expr"]
     threshold = r"== (\S+) and" if alert.is_floor else r"(?:>|<=) (\S+)$"

@@ -1,4 +1,4 @@
-"""Every route over a real socket: what it answers is what the library answers, and what it refuses is a problem."""
+"""Every route over a real socket: its answers equal the library's, and its refusals are problem documents."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from tiered_index.server.calls import Caps
 NDJSON = {"accept": wire.NDJSON}
 ARROW = {"accept": wire.ARROW}
 BATCH = DESCRIPTION["paths"]["/v1/query:batch"]["post"]["requestBody"]["content"][wire.JSON]["example"]
-# what differs from one index, or one call, to the next
+# parts that differ between two indexes, or two calls
 VOLATILE = {"elapsed_ms", "index_id", "log_number", "file_id", "path", "bytes", "files"}
 
 
@@ -28,7 +28,7 @@ def masked(value, name=None):
 
 
 def expected(answer):
-    """Return what the service says of the library's answer, times left out."""
+    """Return the service's text of the library's answer, without times."""
     return masked(json.loads(json.dumps(answer.to_dict(files=False))))
 
 
@@ -130,7 +130,7 @@ def test_topics_and_files_are_listed(client, index):
     assert {**rest, "files": lines} == files
     one = client.get(f"/v1/files/{files['files'][0]['file_id']}").json()
     assert one == files["files"][0] | {"topics": ["orders", "payments"]}
-    # the folder stays the service's own
+    # the folder stays private to the service
     assert one["path"].startswith("[root]/")
 
 
@@ -181,7 +181,7 @@ def test_what_is_wrong_is_a_problem(client, path, status, detail):
         (b'{"lookups": [{"topic": "a", "key": "k\\ud800"}]}', "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b'{"lookups": [{"topic": "a", "key": "k"}, {"topic": "a", "key": "k"}]}', "application/json", 413),
-        # refused before anything is made of each
+        # refused before the service makes any answer
         (b'{"lookups": [1, 2]}', "application/json", 413),
         (b" " * 3000, "application/json", 413),
         (b'{"lookups": [{"topic": "a", "key": "k"}]}', "text/plain", 415),
@@ -192,7 +192,7 @@ def test_a_wrong_body_is_a_problem(index, body, kind, status):
     with serving(index, caps=caps) as client:
         got = client.post("/v1/query:batch", content=body, headers={"content-type": kind})
         assert (got.status_code, got.json()["status"]) == (status, status)
-        # of a length that is not told beforehand, too
+        # without a declared length, too
         got = client.post("/v1/query:batch", content=iter([body]), headers={"content-type": kind})
         assert got.status_code == status
 
@@ -228,7 +228,7 @@ def test_what_a_path_does_not_take_is_said(client):
         got = client.delete(path)
         assert (got.status_code, got.headers["allow"]) == (405, "GET")
     assert client.request("BREW", "/v1/topics").status_code == 400
-    # a client can't make metrics of its own
+    # a client can't add metrics
     assert "BREW" not in client.get("/metrics").text
     headers = {"content-type": wire.JSON, "content-encoding": "gzip"}
     got = client.post("/v1/query:batch", content=b"x", headers=headers)
@@ -271,7 +271,7 @@ def test_errors_of_the_library_have_a_status_each(index, error, status, name, re
         got = client.get("/v1/query", params={"topic": "orders", "key": "k"})
         assert (got.status_code, got.json()["error"], "retry-after" in got.headers) == (status, name, retry)
         assert "secret" not in got.text and "Traceback" not in got.text
-        # a stream that can't begin is a problem, too
+        # a stream that can't begin is a problem document, too
         assert client.get("/v1/query", params={"topic": "orders", "key": "k"}, headers=NDJSON).status_code == status
 
 
@@ -288,7 +288,7 @@ def parameters_of(described, operation):
 
 
 def check_examples(client):
-    """Ask what the examples of the description ask, and compare."""
+    """Send the examples of the description, and compare."""
     described = client.get("/openapi.json").json()
     file_id = client.get("/v1/files").json()["files"][0]["file_id"]
     checked = set()
@@ -308,7 +308,7 @@ def check_examples(client):
             got = client.request(method, at, params=asked, content=content, headers={"content-type": kind})
             assert str(got.status_code) in operation["responses"] and got.is_success, path
             if path == "/v1/verify":
-                # how far it is by then nobody knows
+                # the job's progress at that moment is not known
                 assert got.json().keys() == example.keys()
             else:
                 assert masked(got.json()) == masked(example), path

@@ -1,4 +1,4 @@
-"""The benchmark of the service, tiny: each load is answered rightly. Never how fast."""
+"""The benchmark of the service with few entries: each load gets right answers. No test judges its speed."""
 
 import pytest
 

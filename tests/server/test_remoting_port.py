@@ -1,4 +1,4 @@
-"""`tiered-index serve --rocketmq-port`: RocketMQ's tools ask the same process, and it lets in whom it should."""
+"""`tiered-index serve --rocketmq-port`: RocketMQ's tools use the same process, which checks their permissions."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert records(found.body) == [messages[7]]
             assert (await signed("pay", RequestCode.QUERY_MESSAGE, **query)).code == 22
             assert (await signed("pay", RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
-            # sending a message, which nobody may here
+            # sending a message, which every client is refused
             assert (await signed("pay", 10, topic="payments")).code == 16
             assert (await signed("pay", 99_999)).code == 3
             route = json.loads((await signed("support", 105, topic="orders")).body)
@@ -79,7 +79,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert counted % (kind, place) in page
         refused = 'tiered_index_lookups_total{kind="rocketmq:QUERY_MESSAGE",place="none",status="NoPermission"} 1.0'
         assert refused in page
-        # those that need no lookup count, too
+        # requests that need no lookup count, too
         told = {"QUERY_MESSAGE": ("SUCCESS", "NO_PERMISSION"), "GET_BROKER_CLUSTER_INFO": ("SUCCESS",)}
         for name, status in ((name, status) for name, those in told.items() for status in those):
             assert f'tiered_index_rocketmq_request_seconds_count{{request="{name}",status="{status}"}} 1.0' in page
@@ -107,7 +107,7 @@ def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path, capsys
     (tmp_path / "tokens.json").write_text("[]")
 
     def served(*arguments):
-        """Return the exit code of a service that ends at once, and its notes."""
+        """Return the exit code of a service that ends at once, and its output."""
         monkeypatch.setattr(uvloop, "run", lambda serving: serving.close())
         monkeypatch.setattr(serve, "gc", MagicMock())
         with pytest.raises(SystemExit) as ended:

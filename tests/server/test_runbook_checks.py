@@ -1,5 +1,6 @@
-"""deploy/RUNBOOK.md: the "Check" steps of the entries on leases, lost storages, failovers, restores and standbys, each
-taken while its incident lasts.
+"""deploy/RUNBOOK.md: the "Check" steps of the entries on leases, lost storages, failovers, restores and standbys.
+
+Each step runs during its incident.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ RUNBOOK = (TOP / "deploy/RUNBOOK.md").read_text()
 
 
 def steps(alert: str) -> set[str]:
-    """Return the commands, metrics and fields that the entry says to look at."""
+    """Return the commands, metrics and fields that the entry names."""
     (check,) = re.findall(rf"^## {alert}\n.*?^- \*\*Check\*\*: (.*?)^- \*\*Fix", RUNBOOK, re.M | re.S)
     return {" ".join(one.split()) for one in re.findall(r"`([^`]+)`", check)}
 
@@ -110,7 +111,7 @@ def standby_behind(folder: Path) -> set[str]:
         rounds = 0
 
         class Once(copying.Ending):
-            """The storage is away in the second round, and the command is to end after it."""
+            """The storage is unreachable in the second round, and the command must end after it."""
 
             def __enter__(self) -> Self:
                 super().__enter__()

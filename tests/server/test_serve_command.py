@@ -1,4 +1,4 @@
-"""`tiered-index serve` and `token` as commands: what they print, refuse, and how they end."""
+"""`tiered-index serve` and `token` as commands: their output, refusals and ends."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ from tiered_index.server.tokens import add_token
 
 @contextlib.contextmanager
 def process_of(*arguments):
-    """Run a command in a process of its own until the block ends."""
+    """Run a command in a separate process until the block ends."""
     line, pipe = [sys.executable, "-m", "tiered_index", *map(str, arguments)], subprocess.PIPE
     with subprocess.Popen(line, env=clean_environment(), stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -38,7 +38,7 @@ def process_of(*arguments):
 
 @contextlib.contextmanager
 def started(*arguments):
-    """Run `serve` likewise; yields its process and a client."""
+    """Run `serve` in the same way; yield its process and a client."""
     with process_of("serve", "--port", 0, "--json", *arguments) as process:
         line = process.stdout.readline()
         assert line, process.stderr.read()
@@ -48,7 +48,7 @@ def started(*arguments):
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
-    """A storage with the examples' entries, published."""
+    """A storage with the published entries of the examples."""
     return published(tmp_path_factory.mktemp("stored"))
 
 
@@ -60,7 +60,7 @@ def test_a_storage_is_served_until_sigterm(storage, tmp_path):
         answer = got.json()
         assert [item["offset"] for item in answer["items"]] == [204_800, 1024]
         assert answer["as_of_ms"] == 1_762_000_090_000
-        # of a local storage's path only the last name leaves
+        # of a local storage's path, only the last name leaves
         assert str(Path(storage).parent.name) not in got.text and "/storage" in answer["freshness"][0]["source"]
         assert client.get("/readyz").json() == {"status": "ready", "reasons": [], "problems": []}
         process.send_signal(signal.SIGTERM)
@@ -79,21 +79,21 @@ def test_a_put_under_way_at_sigterm_is_ended_and_durable(tmp_path):
         with socket.create_connection(address, PATIENCE_S) as whole, socket.create_connection(address) as half:
             for connection in (whole, half):
                 connection.sendall(head.encode() + body[:10])
-            # both are under way once a later request is answered
+            # both are in progress once a later request is answered
             assert client.get("/livez").status_code == 200
             process.send_signal(signal.SIGTERM)
             until_s = time.monotonic() + PATIENCE_S
             with pytest.raises(ConnectionRefusedError):
                 while time.monotonic() < until_s:
-                    # one that meets the closing of the socket is reset
+                    # a request that arrives when the socket closes is reset
                     with contextlib.suppress(ConnectionResetError):
                         socket.create_connection(address).close()
-                    # without a pause thousands come before the socket closes, and each is served first
+                    # without a pause, thousands arrive before the socket closes, and each is served first
                     time.sleep(0.01)
             whole.sendall(body[10:])
             assert whole.recv(65536).startswith(b"HTTP/1.1 200 ")
             half.shutdown(socket.SHUT_WR)
-            # nothing of the other one was acknowledged
+            # no entry of the other request was acknowledged
             assert not half.recv(65536).startswith(b"HTTP/1.1 200 ")
         out, error = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, json.loads(out)) == (0, {"status": "stopped"}), error
@@ -140,7 +140,7 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
             (2, ("--host", "0.0.0.0", "--port", 0), "give --tokens FILE, or --insecure"),
             (2, ("--tls-cert", "a.pem"), "belong together"),
             (2, ("--answer-bytes", "8MiB"), "must be at least 16MiB"),
-            # a later start may find these well
+            # a later start may find these valid
             (3, ("--tokens", tmp_path / "none.json"), "can't be read"),
             (3, ("--tokens", tmp_path / "halved.json"), "is not a file of tokens"),
             (3, ("--tls-cert", "a.pem", "--tls-key", "a.pem"), "the TLS files can't be used"),

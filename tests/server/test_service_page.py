@@ -1,4 +1,4 @@
-"""docs/service.md: its commands do what it says, on a service of this process."""
+"""docs/service.md: its commands have the described effects, on a service of this process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry where the process has set it up, nothing of it where it has not; and a log for programs."""
+"""Spans of OpenTelemetry if the process has set it up, and no import of it otherwise; a log for programs."""
 
 import json
 import logging
@@ -26,8 +26,8 @@ ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(monkeypatch):
-    """Trace during this test alone: return a function for the spans that have ended. A process keeps the first
-    provider that is set, and pytest-xdist may run other tests between those of this module.
+    """Trace during this test alone; return a function for the ended spans. A process keeps the first provider that is
+    set, and pytest-xdist can run other tests between those of this module.
     """
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -63,7 +63,7 @@ def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch)
         client.get("/v1/topics")
     wrong, failed = (one for one in spans() if one.name.startswith("GET"))
     assert (wrong.name, wrong.attributes["http.response.status_code"]) == ("GET /v1/query", 400)
-    # whoever asks wrongly is no error of the service
+    # a client's mistake is no error of the service
     assert wrong.status.is_unset and not wrong.events
     assert (failed.name, failed.attributes["http.response.status_code"]) == ("GET /v1/topics", 500)
     assert not failed.status.is_ok and "ZeroDivisionError" in failed.events[0].attributes["exception.type"]

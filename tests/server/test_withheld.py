@@ -1,4 +1,4 @@
-"""What a token of some topics learns of places in a log of all topics: nothing, whatever it asks for or posts."""
+"""A token of some topics sees no places of other topics' messages in a common log, by any request."""
 
 import json
 
@@ -20,12 +20,12 @@ from tiered_index.storage.memory import MemoryStorage
 T = 1_762_000_000_000
 BROKER = Host("127.0.0.1", 10911)
 SEGMENT_BYTES = 128 << 10
-SMALL, LARGE = 100, 40_000  # beyond what is read at first of a message of unknown size
+SMALL, LARGE = 100, 40_000  # more than the first read of a message of unknown size
 
 
 @pytest.fixture(params=["local", "archived"])
 def held(request, tmp_path, monkeypatch):
-    """Two topics in one log, and a client whose token sees one of them; waits of answers are noted, not made."""
+    """Two topics in one log, and a client whose token sees one of them. Delays of answers are only recorded."""
     waits: list[float] = []
     monkeypatch.setattr(lookups, "pause_s", lambda passed_s: waits.append(passed_s) or 0.0)
     store, storage = tmp_path / "store", FaultStorage(MemoryStorage())
@@ -51,7 +51,7 @@ def held(request, tmp_path, monkeypatch):
 
 
 def places_of(messages):
-    """Return places where nothing begins that may be seen: within messages, where others begin, behind the end."""
+    """Return places without a visible message: inside messages, at other topics' messages, after the end."""
     own, small, large = messages[0], messages[1], messages[2]
     assert (own.topic, small.topic, large.topic) == ("orders", "payments", "payments")
     within = [own.physical_offset + 4, small.physical_offset + 4, large.physical_offset + 20_000]
@@ -100,7 +100,7 @@ def test_posted_entries_are_no_window(held):
     posted = client.post("/v1/entries", content="\n".join(entries), headers=kind)
     assert posted.status_code == 200
     told = set()
-    # the table of the archived segment is known from here on, and by the first missing message the log's end
+    # from here on the service knows the archived segment's table and, after the first missing message, the log's end
     client.get(f"/v1/messages/{own.offset_msg_id}", params={"topic": "orders"})
     client.get("/v1/messages", params={"topic": "orders", "key": "w0"})
     waits.clear()
@@ -110,7 +110,7 @@ def test_posted_entries_are_no_window(held):
         (one,) = answer.pop("messages")
         del one["item"]
         explain = answer.pop("explain")
-        # the size that the entry claims is what its place is read by, in whole pieces
+        # the service reads whole pieces, by the size in the entry
         pieces = -(-(at + size) // PIECE_BYTES) - at // PIECE_BYTES
         read = explain["message_bytes"] and explain["message_bytes"] - pieces * PIECE_BYTES
         cost = explain["message_requests"], read, explain["requests"]

@@ -1,4 +1,4 @@
-"""Entries that come by HTTP: taken whole, once, by those who may; and verifications as jobs."""
+"""Entries over HTTP: accepted whole, once, from permitted clients; verifications as jobs."""
 
 import contextlib
 import io
@@ -64,7 +64,7 @@ def test_a_source_is_taken_once(index, headers, encode):
         got = post(first, position=2, after=0, durable=True).json()
         taken = {"entries": 4, "messages": 2, "source": "s", "position": 2, "durable_position": 2, "repeated": False}
         assert got == taken
-        # a client that had no answer sends it again, perhaps with more behind it
+        # a client without an answer sends it again, perhaps with more entries after it
         assert post(first, position=2, after=0).json() == taken | {"entries": 0, "messages": 0, "repeated": True}
         gap = post(encode(message(9)), position=10, after=5)
         assert (gap.status_code, gap.json()["detail"]) == (409, "source 's' is at position 2, not 5")
@@ -99,7 +99,7 @@ WRONG = [
     (LINES, lines(message(1), [1]), "line 2: not a JSON object: b'[1]"),
     (LINES, lines(message(1), message(2, topic_id=7)), "either all messages have a topic_id, or none"),
     (LINES, "[" * 100_000, "line 1: not JSON: "),
-    # which no lookup over HTTP could ask for
+    # no lookup over HTTP could name this key
     (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),
     (ARROW, "no arrow", "the body is not an Arrow stream"),
     (ARROW, arrow(message(1))[:-200], "the body is not an Arrow stream"),
@@ -138,7 +138,7 @@ SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int8()), pa.array
 VIEWS = pa.array(["orders"] * 100, pa.string_view())
 TOPICS = pa.array(["x" * 1000] + ["y"] * 99)
 MANY_KEYS = pa.array([[str(n) for n in range(10_000)]] + [["k"]] * 99)
-# far more than it has bytes is what it stands for
+# it decodes to far more bytes than it has
 BOMBS = [
     (arrow_of(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="zstd"), 413, "when it is decompressed"),
     (arrow_of(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
@@ -206,7 +206,7 @@ def test_columns_of_any_type_and_name_are_taken_or_refused(index):
 
 
 def test_a_column_without_rows_has_no_offsets_that_count():
-    """Arrow ends the process for an offset that lies outside."""
+    """Arrow aborts the process for an offset outside the data."""
     outside = pa.py_buffer((1 << 40).to_bytes(8, "little"))
     keys = pa.Array.from_buffers(pa.large_list(pa.string()), 0, [None, outside], children=[pa.array([], pa.string())])
     columns = {name: pa.array([], pa.int64()) for name in ("queue_id", "offset", "size", "timestamp_ms")}
@@ -243,7 +243,7 @@ def test_only_writers_write_and_only_admins_verify(index, tmp_path):
 
 
 def test_a_token_of_some_topics_chooses_no_topic_id(index, tmp_path):
-    """An id told the name of the topic that has it, and one that was taken first was lost to its own topic."""
+    """An id gave away the name of its topic, and an id that was taken first was lost for its own topic."""
     path = tmp_path / "tokens.json"
     team, every = bearer(add_token(path, "team", "write", ["orders"])), bearer(add_token(path, "every", "write", None))
     with serving(index, tokens=path) as client:
@@ -291,7 +291,7 @@ def test_a_verification_is_a_job(index, monkeypatch):
         jobs._pool.close(time.monotonic() + PATIENCE_S)
         found = client.get(f"/v1/verify/{job.id}").json()
         assert found["report"]["findings"]
-        # files are named, and where they lie stays here
+        # files are named, and their folder stays here
         assert str(index.config.root.parent) not in json.dumps(found)
 
 

@@ -49,7 +49,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """Open pages at an address; what a page or its policy complains of fails the test."""
+    """Open pages at an address. The test fails on errors of a page and on violations of its policy."""
     contexts, wrong = [], []
 
     def open_page(url: str, at: str = "", **more) -> Page:
@@ -71,7 +71,7 @@ def opened(browser):
 
 @pytest.fixture
 def ten_thousand_files(monkeypatch):
-    """10,000 files in several states, of an hour each, which lookups read and skip."""
+    """10,000 files in several states, an hour each. Lookups read or skip them."""
     lanes = ["unsealed", "compacted", "uploaded", "storage"]
     files = [
         SimpleNamespace(
@@ -103,7 +103,7 @@ def ten_thousand_files(monkeypatch):
 
 @pytest.fixture
 def an_hour(made):
-    """The history of a writer whose follower falls behind at last."""
+    """The history of a writer whose follower falls behind at the end."""
     now = SimpleNamespace(number=0)
     counters = Metrics(made.index)
 

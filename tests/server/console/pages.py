@@ -1,4 +1,4 @@
-"""What the tests of the console share: messages and an index to look at, and ways to use and to check a page."""
+"""Helpers of the console's tests: messages and an index to show, and functions that use and check a page."""
 
 import time
 
@@ -18,7 +18,7 @@ PATIENCE_S = 30
 
 
 def put_messages(store):
-    """Write a store whose messages are of eight hours."""
+    """Write a store with the messages of eight hours."""
     bodies = {
         "order-4711": b'{"id": 12345678901234567890, "note": "a, b: c", "lines": [{}, [], {"sku": "A-1", "eur": 1.5}]}',
         "order-text": "Gr\u00fc\u00dfe, <b>kein JSON</b>".encode(),
@@ -35,7 +35,7 @@ def put_messages(store):
 
 
 def settled_in_hours(index, store):
-    """Index the store, a file an hour. The last ones are not uploaded; an unsealed one has many entries of a key."""
+    """Index the store, one file per hour. The last ones are not uploaded. An unsealed one has many entries of a key."""
     hour = 0
     for message in CommitLogReader(store / "commitlog").messages():
         if (message.store_ms - BEGIN_MS) // HOUR_MS > hour:
@@ -77,7 +77,7 @@ def fits(page):
 
 
 def drawn(page, chart, color):
-    """Wait until a chart has points of a color, and return True. Charts are drawn again after a change of colors."""
+    """Wait until a chart has points of a color, and return True. A change of colors draws the charts again."""
     asked = """([chart, color]) => {
             const canvas = document.querySelector(`${chart} canvas`);
             const probe = document.createElement("canvas").getContext("2d");

@@ -1,4 +1,7 @@
-"""The console's files as they are sent, and shipped: whole, for everybody, under a strict policy, from nowhere else."""
+"""The console's files, as the service sends them and as the wheel has them.
+
+They are complete, need no token, have a strict policy, and come from nowhere else.
+"""
 
 import re
 import tomllib
@@ -17,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def guarded(index, tmp_path_factory):
-    """A client without a token, of a service that wants one."""
+    """A client without a token, of a service that needs one."""
     path = tmp_path_factory.mktemp("tokens") / "tokens.json"
     add_token(path, "reader", "read", None)
     with serving(index, tokens=path) as client:
@@ -48,7 +51,7 @@ def test_what_was_seen_already_is_not_sent_again(guarded):
 def test_everything_it_uses_comes_from_the_service(guarded):
     for path in OWN:
         text = path.read_text()
-        # inline code and style, which the policy forbids, and texts read as HTML
+        # inline code and style, which the policy forbids, and texts parsed as HTML
         assert not re.search(r"\son\w+=|\sstyle=|javascript:|innerHTML|outerHTML|insertAdjacentHTML|\beval\(", text), (
             path
         )
@@ -71,7 +74,7 @@ def test_other_paths_are_no_files(client):
 
 
 def test_the_wheel_has_every_file_and_the_licence():
-    """As setuptools reads the patterns: the build itself needs an environment of its own."""
+    """The test reads the patterns as setuptools does, because the build itself needs a separate environment."""
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = described["tool"]["setuptools"]["package-data"]["tiered_index"]
     shipped = {path for one in patterns for path in (ROOT / "tiered_index").glob(one)}

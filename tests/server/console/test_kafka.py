@@ -14,7 +14,7 @@ VALUES = [b'{"order": {"id": "order-4711"}}', b"plain <b>text</b>", b"\x00\xff",
 
 
 class Records:
-    """Records whose offset says which value they have."""
+    """Records with a value that their offset chooses."""
 
     def at(self, topic, partition, offset):
         return self.fetch([None], topic, "k", [(partition, offset)])[0]

@@ -1,6 +1,6 @@
-"""What the console does with results: it tells messages apart, filters, saves and browses them.
+"""The console distinguishes messages in results, and filters, saves and browses them.
 
-`CONSOLE_TASKS=file` has the seconds that the ten tasks of support take here written there.
+`CONSOLE_TASKS=file` writes the seconds of the ten tasks of support to that file.
 """
 
 import csv
@@ -32,7 +32,7 @@ QUOTE = "it's$(>hacked)`x`"
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    """A service of one key's messages, 40 of `orders`, 3 of `order-returns` and 2 of `billing`, and their store."""
+    """A service with messages of one key, 40 of `orders`, 3 of `order-returns` and 2 of `billing`, and their store."""
     folder = tmp_path_factory.mktemp("results")
     puts = [{"keys": ["7", f"order-{n}"], "body": b"amount %d EUR" % n, "queue_id": n % 2} for n in range(39)]
     puts = [one | {"tags": "paid" if n % 4 else "refused"} for n, one in enumerate(puts)]
@@ -70,7 +70,7 @@ def test_rows_tell_messages_apart_and_columns_can_be_chosen(opened, shop):
     page.reload()
     expect(rows(page).nth(1)).to_contain_text("amount 38 EUR")
     expect(page.get_by_role("columnheader", name="Size")).to_have_count(0)
-    # the page behind it is read once it is shown
+    # the console reads the next page once this one is shown
     page.get_by_role("button", name="Next", exact=True).click()
     expect(rows(page).last).to_contain_text("amount 0 EUR")
     expect(page.locator("#columns input")).to_have_count(7)
@@ -122,7 +122,7 @@ def test_some_topics_are_searched_together(opened, shop):
     expect(status(page)).to_have_text("3 entries with “returned”: the answer is complete.")
     rows(page).first.get_by_role("button").click()
     expect(page.locator("#message pre")).to_have_text("returned 2")
-    # a token's own topics alone
+    # the token's own topics alone
     page = opened(shop[2], f"#token={shop[3]}&search?topic=billing, order*&key=7")
     expect(page.locator("#said")).to_contain_text("Searched 2 topics.")
     expect(page.locator("#entries-table")).not_to_contain_text("billing")
@@ -137,7 +137,7 @@ def test_one_steps_from_message_to_message(opened, shop):
     behind.click()
     expect(body).to_have_text("amount 15 EUR")
     assert page.locator("tr.chosen").count() == 1
-    # over the end of what was read
+    # over the end of the messages that were read
     behind.click()
     expect(body).to_have_text("amount 14 EUR")
     expect(status(page)).to_have_text("40 entries: the answer is complete.")
@@ -149,7 +149,7 @@ def test_one_steps_from_message_to_message(opened, shop):
     check_access(page)
     page.set_viewport_size({"width": 390, "height": 800})
     assert fits(page)
-    # the buttons lie over nothing
+    # the buttons cover nothing
     bottom = page.locator("#message-buttons").evaluate("one => one.getBoundingClientRect().bottom")
     assert bottom <= page.locator("#message-content").evaluate("one => one.getBoundingClientRect().top")
 
@@ -183,7 +183,7 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
 
 
 def tells(page, key, state, problem):
-    """Check what a page tells of the only message of a key."""
+    """Check the text of a page about the only message of a key."""
     search(page, "orders", key)
     expect(rows(page)).to_have_count(1)
     rows(page).get_by_role("button").click()
@@ -209,12 +209,12 @@ def test_what_is_shown_can_be_saved(opened, shop):
     head, *table = csv.reader(io.StringIO(saved["CSV"]))
     assert head == ["Message of (UTC)", "Queue", "Offset", "Size", "Tags", "Message id", "Keys", "Body"]
     assert [int(row[3]) for row in table] == sorted(int(row[3]) for row in table)
-    # no spreadsheet takes it for a formula
+    # so that spreadsheets do not read it as a formula
     assert f"'{FORMULA}" in [row[-1] for row in table] and len(table) == 40
 
 
 def shell(line, folder, **environment):
-    """Return what a command line prints."""
+    """Return the output of a command line."""
     env = {"PATH": "/usr/bin:/bin", **environment}
     done = subprocess.run(["bash", "-ec", line], capture_output=True, timeout=60, check=False, cwd=folder, env=env)
     assert done.returncode == 0, (line, done.stderr)
@@ -265,7 +265,7 @@ def test_a_topic_is_browsed_around_a_moment(opened, shop):
     expect(table.nth(12)).to_contain_text("amount 20 EUR")
     page.get_by_role("link", name="Earlier").click()
     expect(table.last).to_contain_text("amount 7 EUR")
-    # a message opens, and leads back to those around it
+    # a message opens, and a link leads to the messages around it
     table.last.get_by_role("link").click()
     expect(page.locator("#message pre")).to_have_text("amount 7 EUR")
     page.get_by_role("link", name="Messages around it in its queue").click()
@@ -277,23 +277,23 @@ def test_a_topic_is_browsed_around_a_moment(opened, shop):
     page.get_by_role("button", name="Browse").click()
     expect(page.locator("#browse-said")).to_contain_text("topic 'nowhere' has no queue 1 here")
     expect(table).to_have_count(0)
-    # of another's topics a token learns nothing
+    # a token sees nothing of another topic's messages
     page = opened(shop[2], f"#token={shop[3]}&browse?topic=billing&at_ms={T}")
     expect(page.locator("#browse-said")).to_contain_text("the token is not for topic 'billing'")
     expect(page.locator("#browse-table tbody tr")).to_have_count(0)
 
 
 class Engineer:
-    """Uses a page, and counts what is typed and clicked."""
+    """Uses a page, and counts keystrokes and clicks."""
 
     def __init__(self, page):
         self.page, self.typed, self.characters, self.clicks = page, 0, 0, 0
 
     def seconds(self):
-        """Return what hands and mind take by the keystroke-level model, in seconds: nothing for reading and waiting.
+        """Return the user's seconds by the keystroke-level model, without reading and waiting.
 
-        A click is thought of (1.35), pointed at (1.1) and made (0.2). For a field the hand also goes to the keyboard
-        and back (0.8), and each character takes 0.28.
+        A click is thought of (1.35), pointed at (1.1) and made (0.2). A field adds two moves of the hand between mouse
+        and keyboard (0.8), and each character takes 0.28.
         """
         return round(2.65 * self.clicks + 3.45 * self.typed + 0.28 * self.characters)
 
@@ -315,7 +315,7 @@ class Engineer:
         self.page.locator("summary", has_text=text).click()
 
     def read(self, text):
-        """Open the row that has a text."""
+        """Open the row with this text."""
         self.clicks += 1
         rows(self.page).filter(has_text=text).first.get_by_role("button").click()
 
@@ -465,7 +465,7 @@ def test_what_a_filter_could_not_read_is_named_over_all_pages(opened, shop):
     page.goto(f"{shop[0]}/console/#search?topic=order*&key=7&having=returned")
     expect(status(page)).to_have_text("3 entries with “returned”, and some may be missing.")
     expect(page.locator("#missing")).to_contain_text("0001 (storage)")
-    # messages that were not among those that could be read
+    # messages that could not be read
     page.unroute("**/v1/messages?*")
     none = {"messages": [], "status": "partial", "cursor": None, "failed": [gone]}
     page.route("**/v1/messages?*", lambda route: route.fulfill(json=none))
@@ -488,7 +488,7 @@ def test_the_filter_is_there_only_with_something_to_filter(opened, shop):
     expect(box).to_be_visible()
     box.fill("nothing")
     page.keyboard.press("Enter")
-    # so that it can be taken back
+    # so that the user can undo it
     expect(status(page)).to_contain_text("No match for key 7 of topic orders with “nothing”")
     expect(box).to_be_visible()
 

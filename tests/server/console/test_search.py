@@ -1,4 +1,4 @@
-"""The console's search in a browser, over real sockets: what it shows of answers, of what they lack, and of errors."""
+"""The console's search in a browser, over real sockets: answers, their gaps, and errors."""
 
 import re
 import shutil
@@ -16,12 +16,12 @@ from tiered_index.errors import StorageUnavailable
 
 
 def test_a_search_shows_entries_and_what_was_read(opened, service):
-    # times are of UTC, wherever one sits
+    # times are UTC, in any time zone of the user
     page = opened(service, timezone_id="Pacific/Apia")
     search(page, key="order-4711")
     expect(status(page)).to_have_text("1 entry: the answer is complete.")
     expect(rows(page)).to_contain_text("2025-11-01 03:00:00Z")
-    # the address is the question
+    # the address has the lookup
     assert page.url.endswith("#search?topic=orders&key=order-4711")
     sums = page.locator("#explain-sums")
     expect(sums).to_contain_text(re.compile(r"\d files? read.*excluded by filter: \d requests?, .*¢"))
@@ -30,7 +30,7 @@ def test_a_search_shows_entries_and_what_was_read(opened, service):
         "aria-label", re.compile(r"Files on a time axis: \d files read, \d files excluded by filter")
     )
     assert drawn(page, "#explain-chart", "--read") and drawn(page, "#explain-chart", "--filter")
-    # a bar tells which file it is: the one from three to half past in a picture of nine hours
+    # a bar names its file: the one from three to half past in a picture of nine hours
     picture.scroll_into_view_if_needed()
     plot = page.locator("#explain-chart .u-over").bounding_box()
     page.mouse.move(plot["x"] + plot["width"] * 0.356, plot["y"] + 23)
@@ -60,7 +60,7 @@ def test_results_come_as_they_are_found_and_can_be_stopped(opened, service, monk
     expect(status(page)).to_have_text("Searching…")
     go_on.set()
     expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
-    # and once more, ended before its end
+    # once more, and stopped before its end
     go_on.clear()
     pages.clear()
     page.reload()
@@ -86,7 +86,7 @@ def test_a_stream_that_breaks_off_is_no_whole_answer(opened, service, monkeypatc
     page.get_by_role("button", name="Read all of them").click()
     expect(status(page)).to_have_text("The search failed: 1,025 entries so far, and there may be more.")
     expect(page.locator("#said [role=alert]")).to_contain_text("the storage went away")
-    # what came of it already does not come twice
+    # the results that were shown already do not repeat
     page.get_by_role("button", name="Try again").click()
     expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
     # a connection that ends in the middle of a line
@@ -106,7 +106,7 @@ def test_pages_go_on_by_the_cursor(opened, service):
     expect(status(page)).to_have_text("32 entries: the answer is complete.")
     expect(rows(page)).to_have_count(7)
     expect(page.locator("#entries .pages")).to_contain_text("26 to 32 of 32")
-    # the focus is where the next step is
+    # the focus is at the next step
     expect(page.get_by_role("button", name="Previous")).to_be_focused()
     page.keyboard.press("Enter")
     expect(rows(page)).to_have_count(25)
@@ -174,7 +174,7 @@ def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
     page.get_by_role("button", name="Search").click()
     expect(wrong).to_contain_text("From 2025-11-02 00:00:00Z is after To 2025-11-01 23:59:59Z")
     expect(page.locator("#ready")).to_have_text("ready")
-    # the head says it at once, not when it looks the next time
+    # the head shows it at once, before its next check
     page.evaluate("for (let timer = 0; timer < 1000; timer += 1) clearInterval(timer)")
     page.context.set_offline(True)
     page.get_by_role("button", name="Search").click()
@@ -276,7 +276,7 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made)
     page.get_by_role("button", name="Copy link").click()
     expect(page.locator("#copied")).to_have_text("Copied.")
     assert page.evaluate("window.copied") == page.url
-    # it opens again, for others, too
+    # it opens again in another browser, too
     page.reload()
     expect(panel).to_contain_text("read from the store’s own files")
     expect(page.locator("#entries-table tr.chosen")).to_have_count(1)
@@ -296,7 +296,7 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made)
     page.reload()
     expect(rows(page)).to_have_count(1)
     expect(panel).to_be_hidden()
-    # from an order to all of its customer's, and back
+    # from an order to all orders of its customer, and back
     rows(page).get_by_role("button").click()
     panel.get_by_role("link", name="customer-7").first.click()
     expect(status(page)).to_have_text("25 entries so far; there are more.")
@@ -318,7 +318,7 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     rows(page).get_by_role("button").click()
     body, panel = page.locator("#message pre"), page.locator("#message")
     expect(page.get_by_label("JSON")).to_be_checked()
-    # digits that a number of JavaScript does not have
+    # digits that a JavaScript number does not have
     lines = ["{", '  "id": 12345678901234567890,', '  "note": "a, b: c",', '  "lines": [', "    {},", "    [],"]
     lines += ["    {", '      "sku": "A-1",', '      "eur": 1.5', "    }", "  ]", "}"]
     assert body.inner_text().splitlines() == lines
@@ -333,7 +333,7 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     rows(page).get_by_role("button").click()
     expect(body).to_have_text("Grüße, <b>kein JSON</b>")
     expect(page.get_by_label("JSON")).to_be_disabled()
-    # many levels are no reason to show nothing
+    # a deep document is shown all the same
     deep = (b"[" * 20_000 + b"]" * 20_000).hex()
     digits = "Grüße, <b>kein JSON</b>".encode().hex()
     page.route("**/v1/messages?*", lambda route: route.fulfill(body=route.fetch().text().replace(digits, deep)))
@@ -345,7 +345,7 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     rows(page).get_by_role("button").click()
     expect(page.get_by_label("Hex")).to_be_checked()
     expect(page.get_by_label("Text", exact=True)).to_be_disabled()
-    # by its id, whatever its key
+    # by its id, with any key
     msg_id = panel.locator("dt", has_text="msg_id").first.locator("+ dd").inner_text()
     page.get_by_text("By message id instead").click()
     page.get_by_role("textbox", name="Message id").fill(msg_id)
@@ -355,13 +355,13 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
         page.get_by_role("button", name="Download").click()
     assert began.value.path().read_bytes() == bytes(range(256))
     assert re.fullmatch(r"[\w.-]+\.bin", began.value.suggested_filename)
-    # the address is what was asked, and asks it for somebody else
+    # the address has the lookup, and repeats it for another user
     other = opened(page.url.partition("/console/")[0], page.url.partition("/console/")[2])
     expect(other.locator("#message")).to_contain_text(msg_id)
     expect(other.get_by_role("textbox", name="Message id")).to_have_value(msg_id)
     other.close()
     search(page, key="busy")
-    # digits as other tools want them
+    # digits as other tools need them
     expect(rows(page).first).to_contain_text(str(1 << 40 | MANY - 1))
     rows(page).first.get_by_role("button").click()
     expect(panel).to_contain_text("missing: no message could be read, for this reason:")

@@ -1,6 +1,6 @@
-"""The console's states at each width, in light and dark: nothing is clipped, and nobody is shut out.
+"""The console's states at each width, in light and dark: nothing is clipped, and all users can use it.
 
-`CONSOLE_STATES=folder` keeps a screenshot of each there, to look at.
+`CONSOLE_STATES=folder` saves a screenshot of each state there.
 """
 
 import os
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.long
 WIDTHS = (390, 800, 1400)
 COLOURS = ["--good", "--failed", "--read", "--filter", "--skipped"]
 COLOURS += ["--unsealed", "--compacted", "--uploaded", "--storage", "--table"]
-# what hides a part of something: an element that is narrower than what is in it
+# finds clipped parts: an element that is narrower than its contents
 CLIPPED = """[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && one.clientWidth > 1
   && one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible"
   && !one.matches("pre, input, .skip, .u-over")).map((one) => one.outerHTML.slice(0, 120))"""
-# how many rows the head's parts take
+# the number of rows of the head's parts
 HEAD_ROWS = """new Set([...document.querySelectorAll("header h1, nav a, #ready, #sign-out")]
   .filter((one) => one.offsetParent && one.getBoundingClientRect().left >= 0)
   .map((one) => Math.round((one.getBoundingClientRect().top + one.getBoundingClientRect().bottom) / 16))).size"""
@@ -51,7 +51,7 @@ def plenty(tmp_path_factory):
 
 
 def look(page, folder, name, widths=WIDTHS):
-    """Check the page in each width and shade; with `CONSOLE_STATES`, keep a screenshot of each."""
+    """Check the page in each width and shade; with `CONSOLE_STATES`, save a screenshot of each."""
     for width in widths:
         page.set_viewport_size({"width": width, "height": 900})
         for shade in ("light", "dark"):
@@ -115,7 +115,7 @@ def test_partial(opened, folder, made, tmp_path):
         expect(missing).to_contain_text("Missing: files that could not be read")
         expect(missing).to_contain_text("2025-11-01 02:00:00Z to 2025-11-01 02:30:00Z")
         look(page, folder, "partial-search")
-        # beside the list, where there is room
+        # beside the list, if there is room
         boxes = [page.locator(one).bounding_box() for one in ("#entries", "#missing")]
         assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"] and abs(boxes[1]["y"] - boxes[0]["y"]) < 40
         # a message with all its fields
@@ -142,7 +142,7 @@ def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path):
             page.set_viewport_size({"width": width, "height": 900})
             expect(page.get_by_role("button", name="Sign out")).to_be_in_viewport(ratio=1)
             assert page.evaluate(HEAD_ROWS) == 1 and fits(page), width
-            # the reason is cut, not the views
+            # the reason is clipped, not the views
             for link in page.get_by_role("navigation").get_by_role("link").all():
                 expect(link).to_be_in_viewport(ratio=1)
 

@@ -1,6 +1,6 @@
-"""The console's views in a browser: who may see them, however many files there are, and however one looks.
+"""The console's views in a browser: permissions, any number of files, and any width.
 
-`CONSOLE_IMAGES=docs/images` has the pictures of docs/service.md made anew.
+`CONSOLE_IMAGES=docs/images` makes the pictures of docs/service.md again.
 """
 
 import os
@@ -30,7 +30,7 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         expect(page.get_by_role("alert").filter(has_text="does not know this token")).to_be_visible()
         field.fill(some)
         page.keyboard.press("Enter")
-        # what was asked for is asked again
+        # the view repeats the same lookup
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
         expect(page.locator("#explain-sums")).to_contain_text("This token covers some topics only")
         expect(page.locator("#explain-chart")).to_be_hidden()
@@ -47,7 +47,7 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         expect(page.locator("#cost-table tbody tr")).to_have_count(1)
         expect(page.locator("#cost-table tbody")).to_contain_text("payments")
         expect(page.locator("#cost-sums")).to_have_text(re.compile(r"^8 entries, .*; objects in the storage cost"))
-        # there is no way to what would be refused, and no address of it
+        # the page has no link to a refused view, and no address of it
         for view in ("Files", "Health"):
             expect(page.get_by_role("link", name=view)).to_have_count(0)
         page.evaluate("location.hash = '#health'")
@@ -55,11 +55,11 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         page.get_by_role("button", name="Sign out").click()
         expect(field).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
-        # a link that carries the token opens its view, and loses it at once
+        # a link with the token opens its view, and drops the token at once
         page = opened(str(client.base_url), f"#token={some}&search?topic=payments&key=payment-2")
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
         assert page.url.endswith("/console/#search?topic=payments&key=payment-2")
-        # one that has ended is refused, whatever else the view asks then
+        # an expired token is refused for every request of the view
         page.evaluate("sessionStorage.setItem('tiered-index-token', 'ti_ended')")
         page.get_by_role("link", name="Cost").click()
         expect(page.get_by_role("alert").filter(has_text="does not know this token")).to_be_visible()
@@ -87,7 +87,7 @@ def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_fi
     expect(table.locator("tbody tr").first).to_contain_text(ten_thousand_files[-1].file_id)
     table.get_by_role("button", name="Next").click()
     expect(table).to_contain_text("26 to 50 of 10,000")
-    # what stays when the service goes is of then
+    # the figures stay those of the time before the service was lost
     pause = page.get_by_role("button", name="Pause")
     pause.click()
     page.context.set_offline(True)
@@ -137,7 +137,7 @@ def test_the_keyboard_is_enough(opened, service):
     page.keyboard.press("Escape")
     expect(page.locator("#message")).to_be_hidden()
     expect(button).to_be_focused()
-    # from the top: past the head to the content at once
+    # from the top, past the head, to the content at once
     page.get_by_role("link", name="Skip to the content").focus()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
@@ -170,7 +170,7 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkey
     with serving(made.index, **told) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#ready")).to_have_text("ready")
-        # what the service has seen since it began
+        # the figures since the service's start
         expect(page.locator("figure").filter(has_text="Lag behind the source")).to_contain_text("7 s")
         check_access(page)
         problems.append("archive: a segment is passed over")
