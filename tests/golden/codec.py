@@ -1,4 +1,4 @@
-"""How the tests drive the codecs: rows to table and entries, compaction to bytes."""
+"""Calls of the codecs for tests: rows to table and entries, compaction to bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def columns_of(rows: list[Row], layout: Layout) -> tuple[Any, Any, dict[str, Any
 
 
 def write(rows: list[Row], layout: Layout, begin_ms: int, batch: int) -> tuple[UnsealedTable, Any]:
-    """Put rows in batches; returns the table and its entries."""
+    """Put rows in batches; return the table and its entries."""
     table = UnsealedTable(layout, begin_ms)
     hashes, times, columns = columns_of(rows, layout)
     parts = []

@@ -1,7 +1,7 @@
-"""The golden data as the tests see it, and a naive reading of it that shares no code with the package.
+"""The golden data for tests, and a simple reading of it that shares no code with the package.
 
-`rows` are entries in order of insertion. A truth is computed from rows alone: Java's hash unit by unit, Java's
-truncation, Java's wrap.
+`rows` are entries in order of insertion. The right answers (`truth`) come from rows alone: with Java's hash of each
+UTF-16 unit, Java's truncation, Java's overflow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Found(NamedTuple):
-    """One item of an answer, as Java's columns without `previous`."""
+    """One item of an answer: Java's columns without `previous`."""
 
     key_hash: int
     topic_id: int
@@ -50,7 +50,7 @@ def lines(path: str) -> list[dict[str, Any]]:
 
 @cache
 def java_hash(topic: str, key: str) -> int:
-    """`String.hashCode`, unit by unit, then abs; `Integer.MIN_VALUE` becomes 0, as our format has it."""
+    """Return Java's `String.hashCode` as an absolute value; `Integer.MIN_VALUE` becomes 0, as in our format."""
     value = 0
     encoded = f"{topic}#{key}".encode("utf-16-be", "surrogatepass")
     for (unit,) in struct.iter_unpack(">H", encoded):
@@ -69,7 +69,7 @@ def found(row: Row, begin_ms: int) -> Found:
 
 
 class Rows:
-    """Rows that are the same where they are one list, which is kept."""
+    """Rows as a key of a cache: equal only if they are the same list."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
@@ -83,7 +83,7 @@ class Rows:
 
 @lru_cache(maxsize=4)
 def rows_by_hash(rows: Rows) -> dict[int, list[Row]]:
-    """The rows of each hash, in order of insertion."""
+    """Return the rows of each hash, in order of insertion."""
     made: dict[int, list[Row]] = {}
     for row in rows.rows:
         made.setdefault(java_hash(row.topic, row.key), []).append(row)
@@ -91,7 +91,7 @@ def rows_by_hash(rows: Rows) -> dict[int, list[Row]]:
 
 
 def truth(rows: list[Row], file_begin_ms: int, query: dict[str, Any]) -> list[Found]:
-    """The whole answer to a query, newest insertion first."""
+    """Return the whole answer to a query, newest insertion first."""
     of_hash = rows_by_hash(Rows(rows)).get(java_hash(query["topic"], query["key"]), [])
     answer = [found(row, file_begin_ms) for row in of_hash]
     return [f for f in reversed(answer) if query["begin"] <= file_begin_ms + 1000 * f.time_diff_s <= query["end"]]
@@ -131,12 +131,12 @@ class Case:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What Java accepted."""
+        """The rows that Java accepted."""
         return [row for call in self.calls if call["result"] == "SUCCESS" for row in self.rows_of(call)]
 
     @cached_property
     def wanted_rows(self) -> list[Row]:
-        """What was put and fits: Java's refusals by error, which a hash of MIN_VALUE caused, count as puts."""
+        """The rows that were put and fit. Puts that Java refused because of a hash of MIN_VALUE count, too."""
         return [
             row
             for call in self.calls
@@ -146,7 +146,7 @@ class Case:
 
     @cached_property
     def written_rows(self) -> list[Row]:
-        """What Java wrote, by its item counter: a put that failed half-way left its first keys behind."""
+        """The rows that Java wrote, by its item counter. A put that failed half-way left its first keys."""
         rows: list[Row] = []
         for call in self.calls:
             rows += self.rows_of(call)[: call["itemCount"] - len(rows)]

@@ -1,5 +1,5 @@
-"""The classic `IndexFile`: bytes where we write, answers where we read, and the whole truth where Java cuts it
-short.
+"""The classic `IndexFile`: our writes have the same bytes, our reads the same answers. If Java's answer lacks entries,
+ours has them all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Case:
 
     @cached_property
     def by_hash(self) -> dict[int, list[tuple[int, int]]]:
-        """Offset and time of every accepted call, newest first, by the hash of its key: out of the calls alone."""
+        """Offset and time of every accepted call, newest first, by the hash of its key, from the calls alone."""
         found = defaultdict(list)
         accepted = [call for call in self.calls if call["result"]]
-        # the first entry of a file that inherits is right here, and off by what Java takes for its begin there
+        # this is the right time of the first entry of an inheriting file; Java's is off, since it takes another begin
         begin_ms = accepted[0]["storeTimestamp"] if accepted else 0
         for call in reversed(accepted):
             after_s = max(call["storeTimestamp"] - begin_ms, 0) // 1000 if begin_ms > 0 else 0
@@ -86,8 +86,8 @@ def test_find_leaves_nothing_out(classic):
         found = find_in(file, query["key"], query["begin"], query["end"])
         assert found == classic.truth(query)
         more += found != query["result"]
-    # Java's bounds, its stop at the first entry before the range, and its time of the first entry cost it entries in
-    # these
+    # Java's answers lack entries here: by its bounds, its stop at the first entry before the range, and its time of the
+    # first entry
     assert bool(more) is (classic.meta["name"] in ("collide", "full", "inherit_entries", "late", "one"))
 
 

@@ -1,4 +1,4 @@
-"""What our codecs write under preset `rocketmq` equals what RocketMQ's own code wrote, byte for byte and call for
+"""The files of our codecs under preset `rocketmq` equal those of RocketMQ's own code, byte for byte and call for
 call.
 """
 
@@ -23,7 +23,7 @@ def test_bytes_equal_java(normal_case, batch):
     table, entries = codec.write(normal_case.rows, layout, normal_case.begin_ms, batch)
     assert unsealed_image(table, entries) == normal_case.unsealed
     if not len(entries):
-        # Java compacts an empty file to 0 bytes and uploads it: refused here
+        # Java compacts an empty file to 0 bytes and uploads it; our code refuses
         assert normal_case.name == "empty"
         assert normal_case.compacted == b""
         with pytest.raises(InvalidArgument):
@@ -37,7 +37,7 @@ def test_bytes_equal_java(normal_case, batch):
 
 
 def test_counters_after_every_call(normal_case):
-    """Item count, slot count and end timestamp follow Java's after each put; a put that doesn't fit changes nothing."""
+    """Item count, slot count and end timestamp equal Java's after each put. A put that doesn't fit changes nothing."""
     layout = layout_of(normal_case)
     table = UnsealedTable(layout, normal_case.begin_ms)
     refused_by_seal_only = 0
@@ -47,7 +47,7 @@ def test_counters_after_every_call(normal_case):
             table.commit(table.prepare(*codec.columns_of(rows, layout)))
         elif call["result"] == "FILE_FULL":
             if len(rows) <= table.free:
-                # Java's file sealed itself when an earlier put didn't fit; sealing is the service's business here
+                # Java's file sealed itself after an earlier put that didn't fit; here the service seals files
                 refused_by_seal_only += 1
                 continue
             before = (table.header(), table.heads.copy())
@@ -64,12 +64,12 @@ def test_file_full_cases_are_exercised():
     for name in ("exact_full", "multikey_full"):
         (first, _) = [call for call in naive.load(name).calls if call["result"] == "FILE_FULL"]
     assert len(first["keys"]) == 3
-    assert first["itemCount"] == 97  # of 99: two entries are free, three don't fit
+    assert first["itemCount"] == 97  # of 99 rows: the file has room for two entries, and three don't fit
 
 
 @pytest.mark.parametrize("batch", [1, 7, 10**9])
 def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, batch):
-    """Where Java writes into the header, loses entries or fails, every entry of every put is there, under hash 0."""
+    """Java writes into the header, loses entries or fails. Our file has every entry of every put, under hash 0."""
     layout = layout_of(min_value_case)
     rows = min_value_case.wanted_rows
     table, entries = codec.write(rows, layout, min_value_case.begin_ms, batch)
@@ -92,8 +92,7 @@ def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, batch):
 
 
 MIN_VALUE_EXCEPTIONS = {
-    # case: (entries Java left out of its local file, entries its compaction lost, bytes of ours and Java's that differ
-    # and may)
+    # case: (entries missing in Java's local file, entries missing after its compaction, bytes that may differ)
     "minvalue_slots101": (4, 0),
     "minvalue_slots16": (0, 0),
     "minvalue_slots31": (0, 4),
@@ -110,8 +109,8 @@ def test_where_java_differs_on_min_value(min_value_case):
 
 
 def test_min_value_slots16_differs_in_the_hashes_only():
-    """MIN_VALUE % 16 is 0, so Java's file is sound: ours has 0 where it has the negative hash, and is the same
-    elsewhere.
+    """MIN_VALUE % 16 is 0, so Java's file is sound. Ours has 0 in place of the negative hash, and is otherwise the
+    same.
     """
     case = naive.load("minvalue_slots16")
     table, entries = codec.write(case.rows, layout_of(case), case.begin_ms, 10**9)

@@ -1,4 +1,4 @@
-"""The golden files are the ones RocketMQ's code wrote."""
+"""The golden files are those that RocketMQ's code wrote."""
 
 from __future__ import annotations
 

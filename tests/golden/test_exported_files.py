@@ -1,5 +1,6 @@
-"""`export --format rocketmq`: entries that went through an index are found in the exported files by every golden query,
-and files that were put in order of time are Java's own, byte for byte.
+"""`export --format rocketmq`: every golden query finds an index's entries in the exported files.
+
+If puts were in order of time, the files are Java's own, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ
 from tiered_index.storage.memory import MemoryStorage
 
-# Whose puts are in order of time: Java's file has the same slots and entries.
+# their puts are in order of time: Java's file has the same slots and entries
 SAME = {"cap_same_key_1500", "exact_full", "exact_full_unsealed_magic", "lone_surrogate", "multikey_full"}
 
 
@@ -57,7 +58,7 @@ def test_every_query_finds_its_rows(case, tmp_path, state):
         assert sorted(found) == sorted(wanted)
     if case.name in SAME and state == "unsealed":
         (path,) = (tmp_path / "out").iterdir()
-        # but for the header, which has milliseconds there
+        # except the header, which has milliseconds in Java's file
         assert path.read_bytes()[HEADER_SIZE:] == case.unsealed[HEADER_SIZE:]
 
 

@@ -1,8 +1,8 @@
-"""RocketMQ's own files, read back: every golden query is answered with the truth, and each place where Java isn't is
-counted.
+"""RocketMQ's own files, read back: every golden query gets the right answer, and the test counts each that Java answers
+otherwise.
 
-The truth of an unsealed file is what Java wrote (`written_rows`); of a compacted one, what is physically in it, read
-here by hand.
+For an unsealed file, the right answers come from the rows that Java wrote (`written_rows`). For a compacted one, they
+come from its items, which this module reads by hand.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ CAP_UNSEALED, CAP_COMPACTED = 512, 1024
 MIN_VALUE = -(2**31)
 
 DIFFERENCES = {
-    # (case, state): how many queries Java answers otherwise, by reason. A query that is not counted here is answered
-    # alike.
+    # (case, state): the number of queries that Java answers otherwise, by reason; all other answers are equal
     ("cap_collision_hides", "unsealed"): {"cap hides older": 9},
     ("cap_collision_hides", "compacted"): {"cap hides older": 4},
     ("cap_same_key_1500", "unsealed"): {"one too many": 3, "cap": 6, "cap hides older": 3},
@@ -50,7 +49,7 @@ DIFFERENCES = {
 
 
 def reader(data):
-    """A counted `read` over bytes."""
+    """Reads ranges of bytes, and counts the calls."""
     calls = []
 
     def read(position, length):
@@ -65,7 +64,7 @@ def as_found(items):
 
 
 def physical(data, slots):
-    """Every item of a compacted file, slot by slot, by the book alone; hashes normalised."""
+    """Return every item of a compacted file, slot by slot, read by the specification alone, with normalised hashes."""
     items = []
     for slot in range(slots):
         position, length = struct.unpack_from(">ii", data, 28 + 8 * slot)
@@ -77,7 +76,7 @@ def physical(data, slots):
 
 
 def why_different(java, whole, max_count, cap):
-    """Return None where Java's answer is the first `max_count` of the truth, else the reason for which it isn't."""
+    """Return None if Java's answer is the first `max_count` of the right one, else the reason for the difference."""
     if isinstance(java, dict):
         return "error"
     rows = [naive.Found(*row[:6]) for row in java]
@@ -125,7 +124,7 @@ def test_unsealed_dump_is_everything(case):
 
 
 def test_unsealed_chains_are_rebuilt(case):
-    """The rebuilt table and entries are those that our writer makes of the same rows."""
+    """The rebuilt table and entries equal those that our writer makes of the same rows."""
     image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
     table, entries = rebuilt(image)
     expected_table, expected = codec.write(case.written_rows, layout_of(case), case.begin_ms, 10**9)
@@ -157,12 +156,12 @@ def test_compacted(case):
         assert 1 <= len(calls) <= 2
         reason = why_different(query["compacted"], whole, query["maxCount"], CAP_COMPACTED)
         if reason is None and wanted == 0 and kept != case.written_rows:
-            reason = "MIN_VALUE lost"  # both say what is in the file, which is short of what was written
+            reason = "MIN_VALUE lost"  # both answers have the file's entries, which lack some written ones
         if reason is None:
             capped = [[position, min(length, CAP_COMPACTED * 28)] for position, length in calls]
             assert capped == query["compactedReads"]
         elif reason.startswith("cap"):
-            assert calls[1][1] > CAP_COMPACTED * 28  # only reading on finds what Java's cap hides
+            assert calls[1][1] > CAP_COMPACTED * 28  # only a further read finds the entries that Java's cap hides
         reasons[reason] += 1
     del reasons[None]
     assert dict(reasons) == DIFFERENCES.get((case.name, "compacted"), {})

@@ -33,7 +33,7 @@ def test_all_files_have_the_brokers_bytes(store):
 
 
 def stored(folder, fill):
-    """Return the bytes of the one file that an index, which `fill` filled, uploaded."""
+    """Return the bytes of the one file that an index uploaded after `fill` filled it."""
     tiered, clock = large_store.java()["tiered"], ManualClock(sum(large_store.java()["store_ms_steps"]))
     where = {"root": folder / "root", "storage": f"file://{folder}/cold", "clock": clock, "background": False}
     chosen = {"preset": "rocketmq", "hash": "abs", "offset_space": "commitlog"}
@@ -47,7 +47,7 @@ def stored(folder, fill):
 
 
 def test_followed_and_imported_entries_have_the_bytes_of_the_tiered_store(store, tmp_path):
-    """RocketMQ's `IndexStoreFile` was given the entries, in whole seconds, and compacted them."""
+    """RocketMQ's `IndexStoreFile` received the entries, in whole seconds, and compacted them."""
     tiered = large_store.java()["tiered"]
 
     def follow(index):
@@ -62,7 +62,7 @@ def test_followed_and_imported_entries_have_the_bytes_of_the_tiered_store(store,
     def lift(index):
         work = ClassicImport(index, store / "index", StoreDirectory.open(store), index.put_batch)
         list(work.run())
-        # RocketMQ puts a key twice that a message has twice; once the second one is in the next file
+        # RocketMQ puts a repeated key of a message twice; here the second one is in the next file
         assert (work.entries, work.missing, work.mismatched) == (tiered["entries"] + 1, 0, 0)
 
     imported, begin = stored(tmp_path / "imported", lift), HEADER_SIZE + SLOT_SIZE * tiered["slots"]

@@ -59,9 +59,7 @@ def test_verified_and_recognised(case, preset):
 
 
 def test_native_fingerprints_are_the_keys():
-    """m5000_20000 has thousands of distinct keys: with their fingerprints stored, no two keys of one hash stay
-    confusable.
-    """
+    """m5000_20000 has thousands of distinct keys. Their stored fingerprints distinguish all keys of one hash."""
     from tiered_index.format.hashing import fingerprint, key_hash
 
     case = naive.load("m5000_20000")

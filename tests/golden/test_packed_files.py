@@ -1,7 +1,7 @@
-"""Our own packed files do not change: a window table's shard and a native file, with a fixed schema and one of its own.
+"""Our own packed files do not change: a table's shard and a native file, each also with further columns.
 
-`packed/` holds the files and what a lookup of some keys answers. Run this file as a program to write them anew, after a
-change of the format's version.
+`packed/` has the files, and the answers to lookups of some keys. If the format's version changes, run this file as a
+program to write them again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = [f"{kind}_{schema}" for kind in ("table", "native") for schema in SCHEMA
 
 
 def entries_of(schema: Schema) -> npt.NDArray[Any]:
-    """Return the entries in order of insertion: a hot key, keys of eight entries, keys of one; some late."""
+    """Return the entries in order of insertion: a hot key, keys of eight entries, keys of one; some are late."""
     number = np.arange(COUNT)
     keys = ["hot" if n % 30 == 0 else f"eight-{n // 8 % 40}" if n % 2 else f"one-{n}" for n in number.tolist()]
     topics = number // 8 % 2
@@ -87,7 +87,7 @@ def made(name: str) -> bytes:
 
 
 def answers(data: bytes) -> dict[str, list[list[Any]]]:
-    """Return what lookups of some keys find, each by the one run that the directory names."""
+    """Return the answers to lookups of some keys; each reads only the run that the directory names."""
     trailer = parse_trailer(data, "file", len(data))
     metadata, found = trailer.metadata, {}
     for topic in TOPICS:

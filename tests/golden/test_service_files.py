@@ -1,5 +1,5 @@
-"""Four files that one RocketMQ service wrote: the union over all files whose interval overlaps is the true answer,
-always.
+"""Four files that one RocketMQ service wrote: the union over all files whose interval overlaps is always the right
+answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 BEGINS = [1_700_000_000_000 + 100_000 * number for number in range(4)]
 
 
-FILES_READ = {1: 60, 2: 12, 4: 36}  # files a query needs: number of queries
+FILES_READ = {1: 60, 2: 12, 4: 36}  # number of files that a query needs: number of queries
 
 
 @cache
@@ -70,9 +70,9 @@ def test_every_query_over_all_overlapping_files(state):
             java_missed[query["phase"]] += 1
             assert query["javaServiceCount"] < len(answer)
         files_read[read_from] += 1
-    # Java selects files by their begin alone; these are the queries of each phase that it answers short
+    # Java selects files by their begin alone; its answers to these queries of each phase lack entries
     assert dict(java_missed) == {"local": 16, "uploaded": 16}
-    # and overlap selects no more than it must: narrow windows cost one file, the widest all four
+    # selection by overlap reads no more files than needed: narrow ranges one, the widest all four
     assert dict(files_read) == FILES_READ
 
 
@@ -89,8 +89,8 @@ def test_interval_comes_from_entries_because_java_recovery_destroys_the_header()
 
 
 def test_slots_come_from_the_file_not_from_configuration():
-    """RocketMQ reads 32-slot files with 64 slots after a change of configuration, and fails; the file itself knows
-    better.
+    """RocketMQ reads 32-slot files with 64 slots after a change of configuration, and fails. The file itself states the
+    number.
     """
     for begin_ms in BEGINS:
         file, _ = compacted(begin_ms)

@@ -1,4 +1,4 @@
-"""RocketMQ's own store, field for field where we read and byte for byte where we write."""
+"""RocketMQ's own store: our reads have the same fields, and our writes the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import ENTRY_BYTES, list_queues, offsets_named
 
-# what Java calls a field of a message, and what we do
+# Java's name of a message's field: our name
 NAMES = {"totalSize": "size", "bodyCrc": "body_crc", "queueId": "queue_id", "flag": "flag", "sysFlag": "sys_flag"}
 NAMES |= {"decQueueOffset": "queue_offset", "physicOffset": "physical_offset", "bornTimestamp": "born_ms"}
 NAMES |= {"storeTimestamp": "store_ms", "reconsumeTimes": "reconsume_times", "decMsgId": "offset_msg_id"}
@@ -54,7 +54,7 @@ def test_messages_field_for_field():
         assert list(message.index_keys) == golden_store.keys(wanted)
         assert message.is_visible is not golden_store.hidden(wanted)
         assert decode_offset_msg_id(wanted["msgId"]) == (message.store_host, wanted["offset"])
-        # the golden line keeps a compressed body as it was stored, under both names
+        # the golden line keeps the stored form of a compressed body, under both names
         assert message.compression == ("zlib" if wanted["kind"] == "zlib" else None)
         assert message.body() == (zlib.decompress(message.raw_body) if message.compression else message.raw_body)
         assert message.encode() == segment[wanted["offset"] - start :][: message.size]
@@ -63,9 +63,9 @@ def test_messages_field_for_field():
 
 
 def test_index_columns_equal_the_dispatch_requests():
-    """Every key of every visible message, once.
+    """The columns have every key of every visible message, once.
 
-    RocketMQ's own index also holds prepared ones and doubles; nobody may read the former.
+    RocketMQ's own index also has prepared messages and doubles; clients may not read prepared ones.
     """
     found, messages, hidden = [], 0, 0
     for start, data in golden_store.segments().items():
@@ -138,7 +138,8 @@ def test_a_store_written_from_the_same_messages_has_the_same_bytes(store, tmp_pa
 
 def test_classic_lookups_answer_as_the_broker_does(store):
     index = load_classic_index(store / "index")
-    assert {file.geometry for file in index.files} == {golden_store.GEOMETRY}  # out of their contents
+    # the geometry comes from the files' contents
+    assert {file.geometry for file in index.files} == {golden_store.GEOMETRY}
     queries = [json.loads(line) for line in golden_store.raw("index_queries.jsonl").splitlines()]
     for query in queries:
         key, limits = (query["topic"], query["key"]), (query["begin"], query["end"])

@@ -1,4 +1,6 @@
-"""Indexes of every format version are read, written on, merged and copied; a newer version is refused by its name."""
+"""Indexes of every format version can be read, continued, merged and copied. The refusal of a newer version names
+it.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class Sample:
         assert (report.findings, report.missing) == ([], [])
 
     def version(self, name: str) -> int:
-        """The format version of an object."""
+        """Return the format version of an object."""
         return int(struct.unpack_from(">I", self.storage.get_suffix(name, TAIL_SIZE)[0], 8)[0])
 
 
@@ -95,7 +97,7 @@ def test_it_is_read_as_it_was_written(name: str, sample: Sample) -> None:
 
 @every_sample
 def test_its_writer_goes_on(sample: Sample) -> None:
-    """The root is recovered, what was not uploaded goes the way of all files, and tables old and new are merged."""
+    """The root recovers, files that were not uploaded continue their life cycle, and old and new tables merge."""
     with IndexService.open(root=sample.root, storage=sample.uri, background=False, local_keep_s=0) as index:
         assert index.durable_position("s") > sample.answers["position"]
         sample.check(index, "root")
@@ -107,7 +109,7 @@ def test_its_writer_goes_on(sample: Sample) -> None:
         sample.check(index, "root")
     with IndexReader.open(sample.uri) as reader:
         sample.check(reader, "root")
-    # tables of versions that recorded no origin stay apart from what is known to be a writer's
+    # tables of versions that recorded no origin stay separate from those known to be a writer's
     assert tiered_index.merge(sample.uri, window="30d").tables == 2
     assert not sample.state.files
     assert {shards[0].origin for shards in sample.state.tables.values()} == {None, "writer"}
@@ -136,7 +138,7 @@ def _newer_record(data: bytes) -> bytes:
 @pytest.mark.parametrize("what", ["file", "table", "log", "journal"])
 @pytest.mark.parametrize("sample", ["v4-packed", "v1-rocketmq"], indirect=True)
 def test_a_newer_version_is_refused_by_name(sample: Sample, what: str) -> None:
-    """Never answered without it, and never taken for damage."""
+    """An answer never leaves it out, and no message calls it damage."""
     state, storage = sample.state, sample.storage
     if what == "log":
         name = [info.name for info in storage.list("log/")][-1]

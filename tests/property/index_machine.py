@@ -1,9 +1,9 @@
-"""The state machine's base: an index, what may be done to it, and what its writer must answer; every answer is the
-reference model's.
+"""The base of the state machine: an index, the steps on it, and its writer's answers, which must equal the reference
+model's.
 
-Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, failing storages and restarts in any
-order. After a crash the entries that no flush had confirmed may be there or not; which of them are is asked once, and
-then they are held to it. Readers are `rules_of_readers`, what strikes lookups `rules_of_faults`.
+Puts, flushes, seals, life-cycle rounds, clocks, crashes, power cuts, full disks, failing storages and restarts come in
+any order. After a crash, the entries that no flush confirmed may be there or not. The machine looks them up once; from
+then on they must stay so. `rules_of_readers` adds readers, and `rules_of_faults` adds faults of lookups.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ NOW_MS = 1_700_000_000_000
 ALL = 100_000
 TOPICS = ("orders", "t", "t#x", "тема")
 KEYS = ("Aa", "BB", "y", "x#y", "ключ", "\N{GRINNING FACE}", "lone \ud800")
-# Aa and BB have one Java hash; (t, x#y) and (t#x, y) are one string once joined
+# Aa and BB have one Java hash; (t, x#y) and (t#x, y) give the same string when joined
 
 HOT = ("orders", "Aa")
-# most of what is seeded, and much of what is asked
+# most seeded entries, and many lookups
 
 topics = st.sampled_from(TOPICS)
 keys = st.sampled_from(KEYS)
 moments = st.one_of(
     st.integers(NOW_MS - 2_000, NOW_MS + 4_000),
     st.sampled_from([NOW_MS, NOW_MS - 10**9, NOW_MS + 3_600_000]),
-    st.sampled_from([0, 5_999, NOW_MS + 3 * 86_400_000, 253_402_300_799_999]),  # these go to quarantine
+    st.sampled_from([0, 5_999, NOW_MS + 3 * 86_400_000, 253_402_300_799_999]),  # these times cause quarantine
 )
 messages = st.tuples(
     topics,
@@ -64,13 +64,13 @@ CACHES = (
     {"block_cache_bytes": 4_000, "directory_cache_bytes": 20_000, "filter_after_probes": 1},
     {"block_cache_bytes": 0, "directory_cache_bytes": 100},
 )
-# the usual ones, and such that hold little or nothing
+# usual caches, and caches for little or nothing
 seeds = st.integers(0, 99)
 works = st.sampled_from(["flush", "seal", "run_lifecycle", "seal_and_run", "close"])
 
 
 def seeded(rng):
-    """Return twenty messages, most of them under one key, of few places and few seconds."""
+    """Return twenty messages, most of them under one key, with few places and few seconds."""
     made = []
     for _ in range(20):
         topic, key = HOT if rng.random() < 0.7 else (rng.choice(TOPICS), rng.choice(KEYS))
@@ -80,14 +80,14 @@ def seeded(rng):
 
 
 def compare_page(found, result, expected, count):
-    """Compare a page of up to `count` answers with all that are left."""
+    """Compare a page of up to `count` answers with all remaining ones."""
     assert found == expected[:count]
     assert result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
     assert (result.cursor is not None) == (result.status == "truncated")
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Subclasses say where the storage is: `place` makes it."""
+    """A subclass names the storage: `place` makes it."""
 
     place: Callable[[Path], Place] = staticmethod(memory)
 
@@ -103,7 +103,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.where.close()
         shutil.rmtree(self.folder)
 
-    # Set-up and its repetition
+    # Set-up and reopening
 
     @initialize(
         preset=st.sampled_from(["native", "native", "rocketmq"]),
@@ -125,8 +125,9 @@ class IndexMachine(RuleBasedStateMachine):
         self.model, self.durable = ReferenceModel(keyed=self.keyed), ReferenceModel(keyed=self.keyed)
         self.calls = []  # (entries, source position) of each accepted call
         self.position = 0
-        self.half_flushed = False  # a flush has failed: some of what waits may be durable already
-        self.known_position = self.accepted = None  # durable as far as we know; durable with the next flush
+        self.half_flushed = False  # a flush has failed: some waiting entries may be durable already
+        # the known durable position; the position that the next flush makes durable
+        self.known_position = self.accepted = None
         self.open()
         for seed in seeds:
             self.publish_some(random.Random(seed))
@@ -142,7 +143,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.service = None
 
     def come_back(self, cut, rng=None):
-        """Open the index after the end of its process, or after a power cut."""
+        """Open the index after its process ended, or after a power cut."""
         self.drop()
         if cut:
             self.disk.lose_unsynced(rng)
@@ -156,7 +157,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.publish_some(random.Random(seed))
 
     def publish_some(self, rng):
-        """Put twenty messages, most of them under one key, and bring all there is into the storage."""
+        """Put twenty messages, most of them under one key, and publish all entries."""
         self.put_all(seeded(rng))
         self.work("seal_and_run")
         self.service.run_lifecycle()
@@ -250,7 +251,7 @@ class IndexMachine(RuleBasedStateMachine):
             self.work(name)
         except TieredIndexError:
             self.half_flushed = True
-            if name == "close":  # it has let go of everything, and what was not flushed is lost
+            if name == "close":  # the writer is closed, and unflushed entries are lost
                 self.disk.clear()
                 self.open()
                 self.resolve()
@@ -265,7 +266,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.storage.clear()
 
     def resolve(self):
-        """Ask which of the entries that no flush confirmed are there; from now on they must stay."""
+        """Look up the entries that no flush confirmed; from now on those that are there must stay."""
         position = self.service.durable_position("log")
         assert self.known_position is None or (position is not None and position >= self.known_position)
         pending, self.calls = self.calls, []
@@ -277,7 +278,7 @@ class IndexMachine(RuleBasedStateMachine):
                 found = self.service.query(entry.topic, entry.key, entry.second * 1000, entry.second * 1000, ALL)
                 sizes = [i.size for i in found if (i.queue_id, i.offset) == (entry.queue_id, entry.offset)]
                 if position is not None and call <= position:
-                    assert sizes and sizes[0] >= entry.size, "the durable position runs ahead of the entries"
+                    assert sizes and sizes[0] >= entry.size, "the durable position is ahead of the entries"
                 if entry.size in sizes:
                     kept.append(entry)
         self.model.entries = kept

@@ -1,5 +1,5 @@
-"""Where the state machine's index lies: a storage that fails when told to, its URI, and the URI of a second index
-beside it.
+"""The place of the state machine's index: a storage with scripted faults, its URI, and the URI of a second index beside
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tiered_index.storage.opening import open_storage
 
 
 class _Shared(FaultStorage):
-    """Whoever closes it leaves it open for the others."""
+    """Its `close` does nothing, so that other users keep it open."""
 
     def close(self) -> None:
         pass
@@ -62,7 +62,7 @@ def sqlite(folder: Path) -> Place:
 
 
 def s3(server: S3Server) -> Callable[[Path], Place]:
-    """Return what makes places in a bucket of its own; the server's credentials are in the environment."""
+    """Return a function that makes places in a bucket of its own. The environment has the server's credentials."""
     bucket = server.new_bucket()
 
     def make(folder: Path) -> Place:

@@ -1,4 +1,4 @@
-"""What objects hold, read by the format's codec alone: no cache, no filter, no directory, no lookup comes between."""
+"""The entries of objects, read only by the format's codec: without caches, filters, directories or lookups."""
 
 import secrets
 from collections.abc import Iterable
@@ -16,18 +16,18 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
 Mark = tuple[str, int, int | None, int, int, int, int]
-"""What tells entries apart in a file: topic, hash, fingerprint, queue_id, offset, size, second."""
+"""The fields that identify an entry in a file: topic, hash, fingerprint, queue_id, offset, size, second."""
 
 
 def mark(entry: ModelEntry, *, keyed: bool) -> Mark:
-    """Return an entry as a file holds it."""
+    """Return an entry in the form of a file."""
     key = entry.topic, entry.key
     key_print = fingerprint(*key) if keyed else None
     return entry.topic, key_hash(*key), key_print, entry.queue_id, entry.offset, entry.size, entry.second
 
 
 class Published:
-    """The objects of a storage's log as model entries; `keys` are all that were ever put."""
+    """The objects of a storage's log as model entries; `keys` are all keys that were ever put."""
 
     def __init__(self, storage: Storage, keys: Iterable[str], *, keyed: bool) -> None:
         self._storage = storage
@@ -36,7 +36,7 @@ class Published:
         self._known: dict[str, list[ModelEntry]] = {}
 
     def entries(self, stored: StoredObject) -> list[ModelEntry]:
-        """Return what an object holds. Objects never change under one name, so each is read once."""
+        """Return the entries of an object. An object never changes under its name, so each is read once."""
         if stored.name not in self._known:
             data = self._storage.get(stored.name)
             self._known[stored.name] = list(self._decode(stored, data))
@@ -44,15 +44,13 @@ class Published:
         return self._known[stored.name]
 
     def model(self, state: LogState) -> ReferenceModel:
-        """Return the model of all that the log names."""
+        """Return the model of all entries that the log names."""
         made = ReferenceModel(keyed=self._keyed)
         made.entries = [entry for stored in state.objects.values() for entry in self.entries(stored)]
         return made
 
     def rewrite(self, stored: StoredObject) -> StoredObject:
-        """Write what an object holds once more, as a file of another id, and return it; the log doesn't know of it
-        yet.
-        """
+        """Write an object's entries as a file of another id, and return it. The log does not name it yet."""
         data = self._storage.get(stored.name)
         trailer = _trailer(stored, data)
         metadata = trailer.metadata

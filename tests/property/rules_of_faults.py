@@ -1,7 +1,6 @@
-"""What strikes lookups: bounds, a storage that fails or answers wrong bytes, objects that are gone, and objects that
-were replaced.
+"""Faults of lookups: bounds, a storage that fails or returns wrong bytes, missing objects and replaced objects.
 
-A partial answer holds only entries that are there, in order, none twice, and all there are of whatever it doesn't name
+A partial answer has only existing entries, in order, each once. It has all entries of the files that it does not name
 as failed.
 """
 
@@ -18,7 +17,7 @@ from tiered_index.service.reading.parts import source_number
 
 counts = st.sampled_from([1, 3, 64])
 plain_askers = st.sampled_from(PLAIN)
-# what a rule that looks up draws, next to who does
+# the arguments that a rule of lookups draws, besides the reader
 LOOKUP = {"topic": asked_topics, "key": asked_keys, "limits": ranges, "count": counts}
 LOOKUP |= {"many": st.booleans(), "partial": st.booleans()}
 
@@ -26,15 +25,17 @@ LOOKUP |= {"many": st.booleans(), "partial": st.booleans()}
 class StruckMachine(ReadingMachine):
     """The whole state machine."""
 
-    # What a partial answer must hold
+    # The contents of a partial answer
 
     def ask(self, who, *lookup, **how):
         self.before = self.state_of(who)
         return super().ask(who, *lookup, **how)
 
     def check_partial(self, who, result, topic, key, limits, count):
-        """Check an answer that may be partial. A lookup that looks for a missing object in the log may refresh its
-        reader behind its own files: its answer is then that of the log before it.
+        """Check an answer that may be partial.
+
+        A lookup that searches the log for a missing object may refresh its reader after its files were chosen. The
+        answer is then that of the log before the refresh.
         """
         asked = topic, key, limits, count
         now = self.state_of(who)
@@ -56,12 +57,11 @@ class StruckMachine(ReadingMachine):
         assert places == sorted(set(places), key=rank)
         identities = [(a.queue_id, a.offset, a.extra) for a in found]
         assert len(set(identities)) == len(found) <= count
-        # each is an entry that is there: not always the newest of its identity, which may be in a file that was not
-        # read
+        # each entry exists, but is not always the newest of its identity, which may be in an unread file
         there = model.matching(topic, key, *limits)
         possible = {(*model.order_key(e), e.size) for e in there}
         assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= possible
-        # and none is missing of what was read
+        # none is missing from the files that were read
         newest = {(place[2], place[1], place[3]): place[0] for place in places}
         for entry in self.read(state, who, result, there):
             second, offset, queue, extra = place = model.order_key(entry)
@@ -69,7 +69,7 @@ class StruckMachine(ReadingMachine):
                 assert newest.get((queue, offset, extra), -1) >= second
 
     def read(self, state, who, result, there):
-        """Return those of the entries `there` that must lie in files which the answer doesn't name as failed."""
+        """Return those of the entries `there` that must be in files which the answer does not name as failed."""
         assert result.failed
         assert all(report.outcome == "failed" and report.error for report in result.failed)
         failed = {(report.source, report.file) for report in result.failed}
@@ -77,14 +77,14 @@ class StruckMachine(ReadingMachine):
         objects = {(source, o.file_id): o for o in state.objects.values()}
         assert who not in SOURCED or {source for source, _ in failed} <= set(self.index(who).sources)
         if any(source not in (None, self.storage.uri) for source, _ in failed):
-            return []  # the second index's files; only how the others are merged with them would be left to check
+            return []  # the second index's files; this would only check how the others are merged with them
         by_mark = {self.mark_of(entry): entry for entry in there}
         unread = self.marks(who, [stored for named, stored in objects.items() if named in failed])
         if failed <= set(objects):
-            # local files were all read, and everything is in them or in an object
+            # all local files were read, and every entry is in them or in an object
             return [entry for marked, entry in by_mark.items() if marked not in unread]
         if any(report.place == "storage" and (report.source, report.file) not in objects for report in result.failed):
-            return []  # the log, or a file whose place another one has taken in it meanwhile
+            return []  # the log, or a file that another one has replaced in it meanwhile
         read = self.marks(who, [stored for named, stored in objects.items() if named not in failed])
         return [by_mark[marked] for marked in read if marked in by_mark]
 
@@ -117,16 +117,16 @@ class StruckMachine(ReadingMachine):
         except BudgetExceeded as error:
             assert not partial and any(bound is not None for bound in bounds.values())
             assert error.failed and error.failed == error.result.failed
-            # of a batch it may be the other lookup, of all times, that is short of a file
+            # of a batch, the other lookup, which covers all times, may lack a file
             result = error.result[1] if isinstance(error.result, QueryResults) else error.result
             assert many or result.status == "partial"
         except CorruptFile as error:
-            # of an earlier reading of the log, which the bounds leave no room to repeat
+            # an earlier read of the log was damaged, and the bounds do not allow another one
             assert not partial and error.file.startswith("log/") and any(bound is not None for bound in bounds.values())
             return
         explain = result.explain
         assert max_requests is None or explain.requests <= max_requests
-        # a record of the log is read whole, whatever its size, and may pass the bound once
+        # a record of the log is read whole, whatever its size, and may exceed the bound once
         assert max_bytes is None or explain.bytes <= max_bytes or "log" in {report.file for report in explain.files}
         self.check_partial(who, result, topic, key, limits, count)
 
@@ -182,14 +182,14 @@ class StruckMachine(ReadingMachine):
 
     @rule(which=st.integers(0, 9), keep=st.booleans())
     def an_object_is_replaced(self, which, keep):
-        """What a merge does: one record adds the new object and removes the old one, which is deleted now or later."""
+        """Do as a merge: one record adds the new object and removes the old one, which is deleted now or later."""
         objects = self.service.log_state.objects
         files = {handle.file_id for handle in self.service.files() if handle.place == "storage"}
         names = sorted(name for name, stored in objects.items() if stored.file_id in files)
         if not names:
             return
         old = objects[names[which % len(names)]]
-        self.published.entries(old)  # readers may stand at a position where it is there
+        self.published.entries(old)  # readers may be at a position at which the old object exists
         session = self.service._session
         publish(session.log, session.epoch, (self.published.rewrite(old),), remove=(old.name,))
         if not keep:

@@ -1,9 +1,8 @@
-"""Who else may be asked: readers of the root, of the storage alone, with a cache of their own, of one or two indexes as
-several.
+"""More readers to ask: of the root, of only the storage, with their own cache, of one or two indexes as several.
 
-Each is held to a model of what it can see. A reader of the root sees what is flushed, one of the storage what the log
-names at the position where it stands, taken from the objects by the codec alone. A page's cursor is continued in any
-later state by any other asker.
+Each answer must equal a model of the reader's view. A reader of the root sees flushed entries. A reader of the storage
+sees the entries that the log names at the reader's position; the codec alone takes them from the objects. Any other
+reader continues a page's cursor, in any later state.
 """
 
 import random
@@ -34,7 +33,7 @@ from tiered_index.storage.opening import open_storage
 
 PLAIN = ("service", "beside", "stateless", "caching")
 SOURCED = ("one", "two")
-# readers of several indexes; their cursors are not those of one
+# readers of several indexes; their cursors differ from those of one
 sizes = st.sampled_from([2, 5, 9])
 askers = st.sampled_from(PLAIN + SOURCED)
 
@@ -52,7 +51,7 @@ class ReadingMachine(IndexMachine):
             reader.close()
         super().teardown()
 
-    # Who is asked
+    # The readers
 
     @property
     def published(self):
@@ -61,7 +60,7 @@ class ReadingMachine(IndexMachine):
         return self._published
 
     def index(self, who):
-        """Return whom to ask: the service, or a reader that is kept from one question to the next."""
+        """Return the index to ask: the service, or a reader that lives from one question to the next."""
         if who == "service":
             return self.service
         if who not in self.readers:
@@ -94,7 +93,7 @@ class ReadingMachine(IndexMachine):
             where = {"root": root, "storage": self.where.second, "clock": self.clock, "disk": FaultDisk()}
             with IndexService.open(background=False, **where, **layout) as second:
                 self.second_number = source_number(second.index_id)
-                # all of what the first index may be seeded with, so that they agree in places and times
+                # all messages with which the first index may be seeded, so that places and times are equal
                 for message in [message for seed in range(3) for message in seeded(random.Random(seed))]:
                     self.beyond.put(*message)
                     second.put(*message)
@@ -102,15 +101,15 @@ class ReadingMachine(IndexMachine):
                 second.run_lifecycle()
         return self.where.second
 
-    # What they must say
+    # The expected answers
 
     def state_of(self, who):
-        """Return the log as an asker sees it now."""
+        """Return the log as a reader sees it now."""
         index = self.index(who)
         return index._views[-1].log_state if who in SOURCED else index.log_state
 
     def model_of(self, who, state=None):
-        """Return the model of what an asker saw when it answered last, or of what it sees at a state of the log."""
+        """Return the model of a reader's last view, or of its view at a state of the log."""
         if who == "service":
             return self.model
         if who == "beside":
@@ -136,7 +135,7 @@ class ReadingMachine(IndexMachine):
         return [replace(Answer.of(item), extra=(("source", numbers[item.source]),)) for item in result]
 
     def ask(self, who, topic, key, limits, count, cursor=None, many=False, **how):
-        """Ask; a reader beside the writer only where what is flushed is known."""
+        """Look up; a reader beside the writer may do so only if the flushed entries are known."""
         index = self.index(who)
         if many:
             results = index.query_many([Lookup(topic, "none"), Lookup(topic, key, *limits, count, cursor)], **how)
@@ -145,7 +144,7 @@ class ReadingMachine(IndexMachine):
         return index.query(topic, key, *limits, count, cursor, **how)
 
     def settle(self, who):
-        """Let it be known what a reader of the root sees."""
+        """Flush if the flushed entries are not known, which a reader of the root would see."""
         if who == "beside" and self.half_flushed:
             self.work("flush")
 
@@ -190,7 +189,7 @@ class ReadingMachine(IndexMachine):
 
     @rule(target=cursors, place=consumes(cursors), which=st.integers(0, 3), count=counts, many=st.booleans())
     def next_page(self, place, which, count, many):
-        """The page behind a cursor, by whomever it may be asked of, whatever happened since it was given out."""
+        """Ask any reader for the page after a cursor, whatever happened since the cursor was made."""
         sourced, topic, key, limits, cursor, after = place
         if cursor is None:
             return place
@@ -202,7 +201,7 @@ class ReadingMachine(IndexMachine):
 
     @rule(sourced=st.booleans(), first=st.integers(0, 3), key=asked_keys, limits=ranges, count=sizes)
     def page_to_the_end_by_all(self, sourced, first, key, limits, count):
-        """Each page by the next of those who can see everything."""
+        """Ask for each page by the next of those readers that see everything."""
         self.work("seal_and_run")
         self.service.run_lifecycle()
         group = ("two",) if sourced else PLAIN
@@ -227,7 +226,7 @@ class ReadingMachine(IndexMachine):
         beside=st.booleans(),
     )
     def query_many(self, asked, beside):
-        """Many at once answer as each alone; some go on from a cursor."""
+        """A batch answers as single lookups do; some of them continue from a cursor."""
         lookups, afters = [], []
         for topic, key, limits, count, go_on in asked:
             first = self.service.query(topic, key, *limits, 1)

@@ -1,8 +1,8 @@
-"""Cursors that travel: each page is taken in another state of the files, and by another of writer, reader beside it,
+"""Cursors that travel: each page comes in another state of the files, and from another of writer, reader beside it,
 stateless reader.
 
-Every page is compared with the model's, which knows nothing of files: what was put meanwhile with an older second comes
-on a later page, what was put with a newer one on none.
+Each page must equal the model's, which has no files. An entry put meanwhile with an older second comes on a later page.
+One with a newer second comes on no page.
 """
 
 import itertools
@@ -26,7 +26,7 @@ ASKERS = ("service", "beside", "stateless")
 
 
 class Travels:
-    """One index, its three askers, and what was put to it."""
+    """One index, its three readers, and the entries put to it."""
 
     def __init__(self, folder: Path, preset: str, items: int) -> None:
         self.clock = ManualClock(NOW_MS)
@@ -51,12 +51,12 @@ class Travels:
         self.service = IndexService.open(refresh_interval_s=10**6, **where, **self._settings)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         for reader in self._readers:
             reader.close()
         self.service.abandon()
 
-    # What may happen between two pages
+    # Steps between two pages
 
     def put(self, count: int, rng: random.Random) -> None:
         """Put `count` entries of the key in any order of time, and others among them."""
@@ -77,14 +77,14 @@ class Travels:
         self.buffered = False
 
     def upload(self) -> None:
-        """Compact and publish all there is."""
+        """Compact and publish all entries."""
         self.seal()
         self.service.run_lifecycle()
         assert "unsealed" not in self.service.health()["files"]
         self.unpublished = False
 
     def retire(self) -> None:
-        """Let the local copies of what is published go."""
+        """Retire the local copies of published files."""
         self.clock.advance(KEEP_S + 1)
         self.service.run_lifecycle()
         self.service.run_lifecycle()
@@ -95,7 +95,7 @@ class Travels:
         self.buffered = False
 
     def crash(self) -> None:
-        """A process that dies, after a flush."""
+        """End the process without closing the index, after a flush."""
         self.flush()
         self.service.abandon()
         self.open()
@@ -104,14 +104,14 @@ class Travels:
         self.stateless = self._reader()
 
     def moves(self, rng: random.Random) -> dict[str, Callable[[], object]]:
-        """Return what may happen, by name."""
+        """Return the possible steps, by name."""
         names = {*LIFE, *LATER} - {"put"}
         return {"put": lambda: self.put(20, rng)} | {name: getattr(self, name) for name in names}
 
-    # Asking
+    # Lookups
 
     def askers(self) -> list[str]:
-        """Return who can see everything now."""
+        """Return the readers that see everything now."""
         blind = (False, self.buffered, self.unpublished)
         return [asker for asker, is_blind in zip(ASKERS, blind, strict=True) if not is_blind]
 
@@ -131,7 +131,7 @@ def check_pages(
     rng: random.Random,
     kinds: set[tuple[str, str]] | None = None,
 ) -> list[Answer]:
-    """Follow `plan` (moves before a page, which asker, how many answers) to the last page; return all answers."""
+    """Follow `plan` (steps before a page, which reader, how many answers) to the last page; return all answers."""
     model, seen = travels.model, []
     cursor: str | None = None
     after: OrderKey | None = None
@@ -167,7 +167,7 @@ LATER = ("put", "flush", "upload", "another_reader", "put", "crash", "upload", "
 
 
 def along_a_life(first: int, counts: Iterable[int]) -> Iterator[tuple[list[str], int, int]]:
-    """One step of a life before each page, the first `first` together; then any step now and then, 40 in all."""
+    """Take one step of a life before each page, the first `first` together; then any step at times, 40 in all."""
     steps = [LIFE[:first], *([step] for step in LIFE[first:])]
     later = itertools.cycle(LATER)
     left = 40
@@ -208,7 +208,7 @@ def test_pages_of_a_key_with_thousands_of_entries(tmp_path, preset, first, count
         if counts[0] < 1000:
             assert {asker for asker, _ in kinds} == set(ASKERS)
             assert {step for _, step in kinds} >= {*LIFE, *LATER}
-            assert len(seen) > len(whole)  # what was put meanwhile with an older second
+            assert len(seen) > len(whole)  # entries put meanwhile with an older second
             assert len(travels.service.log_state.objects) > 10
     finally:
         travels.close()

@@ -1,4 +1,6 @@
-"""Export and import: for any entries, in whatever states, the copy has the equal multiset and gives equal answers."""
+"""Export and import: for any entries in any states, the copy has the same entries, each as often, and gives equal
+answers.
+"""
 
 import tempfile
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Merges in any order between uploads of any shape: every answer is the model's, and every entry is there once.
+"""Merges in any order between uploads of any shape: every answer equals the model's, and every entry is there once.
 
-Also: plans are a partition of what they merge, and pieces of any size are the same entries in the same order.
+A plan is also a partition of the files that it merges. Pieces of any size have the same entries in the same order.
 """
 
 import tempfile
@@ -68,8 +68,8 @@ def test_any_order_of_uploads_and_merges(
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 300), st.integers(1, 8), st.sampled_from([1, 7, 64]), st.integers(0, 2**31))
 def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: int, seed: int) -> None:
-    """In order of base slots, none twice, none missing; a piece is more than it should be only where one step or one
-    second is.
+    """Entries are in order of base slots, none twice, none missing. A piece exceeds its size only if it is one step or
+    one second.
     """
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""`query_many` answers what `query` answers, lookup by lookup, in every state of the files."""
+"""`query_many` gives the answers of `query`, lookup by lookup, in every state of the files."""
 
 import itertools
 import random
@@ -55,7 +55,7 @@ def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
         assert answer.items == alone.items, q
         if alone.status == "complete":
             assert answer.status == "complete" and answer.cursor is None, q
-        elif answer.status == "truncated":  # a batch reads every file, so it may know better that nothing follows
+        elif answer.status == "truncated":  # a batch reads every file, so it may know that no entry follows
             assert answer.cursor == alone.cursor, q
         else:
             rest = index.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count, alone.cursor)
@@ -68,7 +68,7 @@ def opened(folder: Path, storage: Storage, **settings: Any) -> IndexService:
 
 @pytest.fixture(params=["native", "rocketmq"])
 def index(request: pytest.FixtureRequest, tmp_path: Path):
-    """An index with files in every state and entries in the buffer."""
+    """An index with files in every state, and entries in the buffer."""
     rng = random.Random(5)
     clock = ManualClock(T + 3_600_000)
     settings = {"preset": request.param, "slots": 64, "items": 1200, "local_keep_s": 100}
@@ -85,7 +85,7 @@ def index(request: pytest.FixtureRequest, tmp_path: Path):
         put(service, 2900, 3900, "t", rng)
         service.flush()
         put(service, 3900, 4100, "t", rng)
-        put(service, 10, 60, "t", rng)  # once more what was put before
+        put(service, 10, 60, "t", rng)  # the same messages again
         assert {"storage", "uploaded", "unsealed"} <= set(service.health()["files"])
         yield service
 
@@ -106,7 +106,7 @@ def test_readers_equal_single_queries(index: IndexService) -> None:
 
 
 def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pairs at a time, rows that are cut as soon as they come, windows of one group: nothing changes."""
+    """A few pairs at a time, rows cut at once, windows of one group: no answer changes."""
     monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 50)
     monkeypatch.setattr(batches, "_FEWEST", 10)
     monkeypatch.setattr(batches, "_HELD_ROWS", 5)
@@ -121,7 +121,7 @@ def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.Monkey
 def test_cut_slots_equal_single_queries_and_are_read_once(
     kind: str, gap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of a few items, times in disorder, many entries of one second, places that come again."""
+    """The index has blocks of a few items, times in disorder, many entries of one second, and repeated places."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
     monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
     monkeypatch.setattr(batches, "_FEWEST", 3)
@@ -158,7 +158,9 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds of many entries, put in no order; then the same in an unsealed file, beside the writer too."""
+    """Many entries share a second and were put in no order. Then they are in an unsealed file, also for a reader beside
+    the writer.
+    """
     monkeypatch.setattr(batches, "PAIRS_AT_A_TIME", 20)
     monkeypatch.setattr(batches, "_FEWEST", 3)
     rng = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Whatever is done to an index, on any backend, and whoever is asked: the answers are the reference model's. See
+"""Whatever the steps on an index, the backend and the reader, the answers equal the reference model's. See
 `index_machine`.
 """
 
@@ -35,8 +35,8 @@ def test_an_index_answers_as_the_model_does(machine, request):
 
 @pytest.mark.parametrize("machine", BACKENDS, indirect=True)
 def test_every_way_to_ask_is_met_on_every_backend(machine):
-    """Whatever steps are chosen above: each asker's cursors, partial answers and refreshes, of one index and of
-    several.
+    """This covers each reader's cursors, partial answers and refreshes, of one index and of several, whatever steps the
+    machine chose.
     """
     statuses = set()
 
@@ -45,13 +45,13 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
             statuses.add((who, result.status))
             super().check_partial(who, result, *asked)
 
-    # a request to S3 is dear: one asker of one index and one of several
+    # a request to S3 is slow: one reader of one index and one of several
     alone, several = (("caching",), ("two",)) if machine.__name__ == "OnS3" else (PLAIN, SOURCED)
     everybody, hot = alone + several, {"topic": HOT[0], "key": HOT[1], "limits": (None, None)}
     state = Watched()
     try:
         state.create(preset="native", slots=7, items=40, keep_s=0, checkpoint_every=3, caches=CACHES[1], seeds=[0])
-        # cursors, across a publication and a replaced object that some have not heard of
+        # cursors, across a publication and a replaced object that some readers have not read about
         for sourced, group in ((False, PLAIN), (True, SOURCED)):
             place = state.begin_paging(who=group[-1], many=False, **hot)
             for step in range(6):
@@ -60,7 +60,7 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
                     state.some_more_is_published(seed=4)
                     state.an_object_is_replaced(which=step, keep=False)
                 place = state.next_page(place=place, which=step % 4, count=1, many=step % 3 == 2)
-        # refreshes: asked for, and by interval
+        # refreshes: by a call, and by interval
         for refresh in (state.ask_a_reader_to_refresh, None):
             state.some_more_is_published(seed=5)
             state.advance(seconds=25)
@@ -70,14 +70,14 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
                 state.ask_somebody(who=who, count=64, many=False, **hot)
                 if who != "service":
                     assert state.index(who)._views[-1].log_state.number == state.service.log_state.number
-        # partial answers: bounds, an object that is lost, a storage in trouble, a damaged log
+        # partial answers: bounds, a missing object, a failing storage, a damaged log
         for who in everybody:
             bounds = {"max_requests": 1, "max_bytes": None, "timeout_s": None, "later_s": 0}
             state.ask_within_bounds(who=who, count=64, many=False, partial=True, **bounds, **hot)
             assert (who, "partial") in statuses
             statuses.clear()
             for which in range(len(state.service.log_state.objects)):
-                if (who, "partial") not in statuses:  # one that holds what is asked for
+                if (who, "partial") not in statuses:  # an object with entries of the lookup
                     state.ask_while_an_object_is_lost(who=who, count=64, many=False, partial=True, which=which, **hot)
             assert (who, "partial") in statuses
             statuses.clear()

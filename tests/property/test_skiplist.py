@@ -1,6 +1,4 @@
-"""`TimeRangeSkipList` against a sorted list, and under threads: a scan never misses a handle that was there all
-along.
-"""
+"""`TimeRangeSkipList` against a sorted list, and under threads: a scan never misses a handle that stays in the list."""
 
 import random
 import sys
@@ -74,7 +72,7 @@ def nodes_of(tested):
 
 
 def check_reach(tested):
-    """At rest every link says exactly the greatest end it passes over."""
+    """While no thread changes the list, every link has exactly the greatest end that it skips."""
     for node in [tested._head, *nodes_of(tested)]:
         for level in range(len(node.links)):
             target, reach = node.links[level]
@@ -99,8 +97,8 @@ def test_a_node_is_removed_once_and_an_interval_does_not_end_before_it_begins():
 
 
 class _Interleaving:
-    """Runs one call and, at its n-th bytecode inside the list's module, something else: every place a thread could be
-    switched at.
+    """Runs one call and, at its n-th bytecode in the list's module, another one. So it covers every place of a thread
+    switch.
     """
 
     def __init__(self, at, other):
@@ -130,11 +128,11 @@ class _Interleaving:
 
 @pytest.fixture
 def few_levels(monkeypatch):
-    monkeypatch.setattr(skiplist, "_MAX_LEVEL", 3)  # fewer bytecodes to go through
+    monkeypatch.setattr(skiplist, "_MAX_LEVEL", 3)  # fewer bytecodes to try
 
 
 def _small_list(seed):
-    """Steady handles among passing ones, and a choice of them to change."""
+    """Make steady handles among passing ones, and the changes to try."""
     rng = random.Random(seed)
     tested, steady, passing = TimeRangeSkipList(random.Random(seed)), {}, []
     for i in range(9):
@@ -173,7 +171,7 @@ def _missed(nodes, steady, low, high):
 
 
 def _races(seed, step, make_race):
-    """Run a race at every `step`-th bytecode of each change, until there is none."""
+    """Run a race at every `step`-th bytecode of each change, until the change has no more."""
     for change in range(4):
         race, at = None, 1
         while race is None or race.count >= race.at:

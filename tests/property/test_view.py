@@ -1,4 +1,4 @@
-"""A view answers what the NumPy reference answers, file by file, whatever the files hold; it reads no hostile bytes."""
+"""A view gives the answers of the NumPy reference, file by file, for any files. It never reads hostile bytes."""
 
 import pickle
 import random
@@ -22,7 +22,7 @@ from tiered_index.types import Lookup
 T = 1_700_000_000
 NEVER = 2**40
 TOPICS = ("t", "u", "тема")
-# of two of them Java's hashes are equal; of others they are negative
+# the Java hashes of two keys are equal; some others are negative
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
 
 
@@ -33,7 +33,7 @@ def core():
 
 
 def put(index: IndexService, random_: random.Random, count: int) -> None:
-    """Put entries that come in any order, of which some repeat others in all but their size."""
+    """Put entries in any order; some repeat others in all fields but the size."""
     repeats, rows = random_.random() < 0.5, []
     for offset in random_.sample(range(10_000), count):
         number = random_.randrange(200)
@@ -82,7 +82,7 @@ def compare(core: Any, index: IndexService, random_: random.Random) -> None:
         assert found.items == expected.items
         assert found.unknown_topics == expected.unknown_topics
         if found.status != expected.status:
-            # files whose order differs: one of both has not looked on, and can't know that nothing follows
+            # files in another order: one of the two did not read on, and can't know that no entry follows
             short = found if found.status == "truncated" else expected
             rest = index.query(*asked, short.cursor)
             assert {found.status, expected.status} == {"complete", "truncated"} and not rest.items
@@ -127,7 +127,7 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         found = view.find(lookup)
         assert found is not None and bool(view.left(found)) != walks
         found = index.query("t", "k", max_count=999)
-        # other processes get the schema of what was looked up
+        # other processes get the schema of the entries found
         assert pickle.loads(pickle.dumps(handle.layout)) == handle.layout
         assert [item.offset for item in found] == list(range(300, -1, -1))
         assert [len(answer) for answer in index.query_many([("t", "k"), ("t", "no")], max_count=999)] == [301, 0]

@@ -1,8 +1,7 @@
-"""The smallest Ceph that is an S3 service: one monitor, one OSD on a sparse file, one gateway, on loopback ports that
-were free.
+"""The smallest Ceph with an S3 service: one monitor, one OSD on a sparse file, one gateway, on free loopback ports.
 
-Everything it writes lies in one state folder, which `init` fills and `remove` deletes. Acknowledged writes are on the
-disk, so the processes may be killed and started again. A process is ended only if its command line names this state
+It writes only to its state folder, which `init` fills and `remove` deletes. Acknowledged writes are on the disk, so
+tests may kill the processes and start them again. A method ends a process only if its command line names this state
 folder.
 """
 
@@ -40,8 +39,8 @@ PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw")
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-# Started by this process, which may end before they do: they are kept here, or each would warn that nobody waits for
-# it.
+# This process started them, and may end before they do. The list keeps them: otherwise each would warn that no process
+# waits for it.
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,11 @@ class Ports:
 
 
 class ClusterError(Exception):
-    """The cluster did not do what was asked; the message names the log to look at."""
+    """The cluster did not do a step; the message names the log to read."""
 
 
 class Cluster:
-    """The cluster in `state`, run by `programs`."""
+    """The cluster in the folder `state`, with the programs of `programs`."""
 
     def __init__(self, programs: Programs, state: Path) -> None:
         self.programs = programs
@@ -73,7 +72,7 @@ class Cluster:
     def init(self) -> None:
         """Make an empty cluster with one S3 user, and leave it stopped.
 
-        An earlier one in this folder is stopped and deleted.
+        If the folder has an earlier cluster, stop and delete it.
         """
         self.remove()
         for name in ("monitor", "osd", "run", "log", "gateway"):
@@ -99,53 +98,51 @@ class Cluster:
         (self.state / "ready").touch()
 
     def start(self) -> None:
-        """Start what does not run and return when the gateway answers."""
+        """Start the processes that do not run; return when the gateway responds."""
         for program in PROGRAMS:
             if self._running(program) is None:
                 self._launch(program)
         self._until(self._answers, "the gateway did not answer")
 
     def stop(self) -> None:
-        """End the processes, gently first: the gateway may hang while it shuts down."""
+        """Stop the processes by a signal, and kill them if they hang: the gateway may hang while it shuts down."""
         for program in reversed(PROGRAMS):
             self._end(program, signal.SIGTERM)
 
     def kill(self, programs: Sequence[str] = PROGRAMS) -> None:
-        """Kill every process at once, as a power cut would as far as they can tell; or some of `PROGRAMS`."""
+        """Kill every process at once, as nearly as possible like a power cut; or kill some of `PROGRAMS`."""
         for program in programs:
             self._end(program, signal.SIGKILL)
 
     def send(self, program: str, number: signal.Signals) -> None:
-        """Stop or continue one of `PROGRAMS`, where it runs."""
+        """Stop or continue one of `PROGRAMS`, if it runs."""
         process_id = self._running(program)
         if process_id is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, number)
 
     def fill(self) -> None:
-        """Have the disk count as full: from some seconds later every write is refused as on a full one, with
-        InsufficientCapacity.
-        """
+        """Make the disk count as full. Some seconds later the server refuses every write with InsufficientCapacity."""
         for which, ratio in (("nearfull", 0.00001), ("backfillfull", 0.00002), ("full", 0.00003)):
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
 
     def make_room(self) -> None:
-        """Take `fill` back; return when that is known. An OSD that is killed before it said so would count as full for
-        ever.
+        """Undo `fill`; return when the cluster knows. An OSD that is killed before that would count as full
+        permanently.
         """
         for which, ratio in (("full", 0.95), ("backfillfull", 0.90), ("nearfull", 0.85)):
             self._administer("osd", f"set-{which}-ratio", f"{ratio:f}")
         self._until(lambda: not _FULL.search(self._administer("osd", "dump")), "the disk still counts as full")
 
     def set_quota(self, *, enabled: bool) -> None:
-        """Let the user store no object more than there are, or any number: what is too much is refused with
+        """Limit the user to its present number of objects, or remove the limit. The server refuses further objects with
         QuotaExceeded.
         """
         for words in (("set", "--max-objects=1"), ("enable",)) if enabled else (("disable",),):
             self._admin("quota", words[0], "--quota-scope=user", *words[1:])
 
     def remove(self) -> None:
-        """Stop what runs and delete the state."""
+        """Stop all processes and delete the state."""
         if self.state.exists():
             self.stop()
             shutil.rmtree(self.state)
@@ -166,8 +163,7 @@ class Cluster:
         return self._finish("ceph", command, environment)
 
     def _finish(self, program: str, command: list[str], environment: Mapping[str, str]) -> str:
-        # The programs' own time-outs end them where another process of the cluster does not answer; this bound is for
-        # what they lack.
+        # The programs have timeouts for processes that do not respond. This bound covers all other waits.
         try:
             started = {"env": self._environment(environment), "stdin": subprocess.DEVNULL, "timeout": _TOOL_S}
             done = subprocess.run(command, capture_output=True, text=True, check=False, **started)
@@ -184,8 +180,7 @@ class Cluster:
         identity = {"ceph-mon": ("-i", "a"), "ceph-osd": ("-i", "0"), "radosgw": ("-n", "client.rgw.a")}[program]
         command = self.programs.command(program, "-f", "-c", str(self._config()), *identity)
         with self._log(program).open("a") as log:
-            # A session of its own: an interrupt typed at a test run must not reach it before the run has put things in
-            # order.
+            # a separate session: an interrupt typed at a test run must not reach it before the run has cleaned up
             pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             process = subprocess.Popen(command, env=self._environment({}), start_new_session=True, **pipes)
         self._children[process.pid] = process
@@ -196,12 +191,12 @@ class Cluster:
         return {"PATH": os.environ.get("PATH", ""), "HOME": str(self.state), "LC_ALL": "C", **modules, **more}
 
     def _running(self, program: str) -> int | None:
-        """Return the process's id if it lives and is ours: ids are given out again."""
+        """Return the process's id if it lives and is ours; the system may give an old id to another process."""
         try:
             process_id = int((self.state / "run" / f"{program}.pid").read_text())
             child = self._children.get(process_id)
             if child is not None:
-                return process_id if child.poll() is None else None  # one just started has no command line yet
+                return process_id if child.poll() is None else None  # a new process has no command line yet
             command = Path(f"/proc/{process_id}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError, ValueError):
             return None
@@ -221,7 +216,7 @@ class Cluster:
     def _gone(self, process_id: int) -> bool:
         """Return whether a process has ended.
 
-        Its memory goes first, its locks on files last, and the next start needs those.
+        It frees its memory first and its file locks last, and the next start needs those.
         """
         child = self._children.get(process_id)
         if child is not None:
@@ -230,7 +225,7 @@ class Cluster:
             state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return True
-        return state in "ZX"  # ended, and its parent has not asked for it yet
+        return state in "ZX"  # a zombie: it ended, and its parent has not waited for it yet
 
     def _answers(self) -> bool:
         for program in PROGRAMS:
@@ -267,8 +262,8 @@ def _wait_for(condition: Callable[[], bool], bound_s: float) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports below those that the system gives to outgoing connections, which would take them again while nobody
-    listens.
+    """Return free ports below those that the system gives to outgoing connections. Those could take a port again before
+    the server listens.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, 200):
@@ -288,11 +283,11 @@ def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: st
             "mon host": f"v2:127.0.0.1:{ports.monitor}",
             "public addr": "127.0.0.1",
             "ms bind ipv6": "false",
-            # nobody but this user's processes reaches a loopback port, and keys would only slow the start
+            # only this machine's processes reach a loopback port, and keys would slow the start
             **{f"auth {who} required": "none" for who in ("cluster", "service", "client")},
             "auth allow insecure global id reclaim": "true",
             "mon warn on insecure global id reclaim": "false",
-            # without authentication the default, encrypted mode never connects
+            # without authentication, the default encrypted mode never connects
             **{f"ms {by}{who} mode": "crc" for by in ("", "mon ") for who in ("cluster", "service", "client")},
             # one copy on one disk
             "osd pool default size": 1,
@@ -332,7 +327,7 @@ def _configuration(state: Path, programs: Programs, ports: Ports, cluster_id: st
         },
         "client.rgw.a": {
             "rgw data": state / "gateway",
-            # without tcp_nodelay every small answer waits 40 ms for an acknowledgement
+            # without tcp_nodelay, every small response waits 40 ms for an acknowledgement
             "rgw frontends": f"beast endpoint=127.0.0.1:{ports.gateway} tcp_nodelay=1",
             "rgw thread pool size": 64,
             "rgw enable usage log": "false",

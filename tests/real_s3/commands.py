@@ -1,4 +1,4 @@
-"""The console script in a process of its own, to be stopped and killed at chosen moments."""
+"""The console script in a separate process, which tests stop and kill at chosen moments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
 
 
 def settings(**more: str) -> dict[str, str]:
-    """Return the environment: small parts, no pauses, no local copies, and the client's own way in."""
+    """Return the environment: small parts, no pauses, no local copies, and the client's credentials."""
     chosen = {"UPLOAD_PART_BYTES": str(PART_BYTES), "LOCAL_KEEP_S": "0"}
     chosen |= {"LIFECYCLE_INTERVAL_S": "0.1", "FLUSH_INTERVAL_S": "0.1", **more}
     return {**os.environ, **{f"TIERED_INDEX_{name}": value for name, value in chosen.items()}}
 
 
 def finished(command: list[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run `command` to its good end and return its output."""
+    """Run `command`, which must succeed; return its output."""
     with started(command, environment or settings()) as process:
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err

@@ -1,6 +1,4 @@
-"""The server under test: the one that `make test-s3` started, or the endpoint that TIERED_INDEX_TEST_S3_ENDPOINT
-names.
-"""
+"""The server under test: the one that `make test-s3` starts, or the endpoint in TIERED_INDEX_TEST_S3_ENDPOINT."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ BUCKET_VARIABLE = "TIERED_INDEX_TEST_S3_BUCKET"
 
 @dataclass(frozen=True)
 class Server:
-    """Where tests work: a bucket, and the server's processes where they are ours to kill."""
+    """The place of the tests: a bucket, and the server's processes if the tests may kill them."""
 
     endpoint_url: str
     bucket: str
@@ -50,7 +48,7 @@ def server() -> Iterator[Server]:
     bucket = named or f"tiered-index-tests-{uuid.uuid4().hex[:12]}"
     client = boto3.client("s3", endpoint_url=endpoint_url, config=Config(s3={"addressing_style": "path"}))
     with pytest.MonkeyPatch.context() as patch:
-        # They are the tests' settings; tiered_index refuses a TIERED_INDEX_* variable that it does not know.
+        # these are the tests' own settings; tiered_index refuses an unknown variable TIERED_INDEX_*
         for name in list(os.environ):
             if name.startswith("TIERED_INDEX_"):
                 patch.delenv(name)
@@ -58,8 +56,8 @@ def server() -> Iterator[Server]:
             if not named:
                 client.create_bucket(Bucket=bucket)
             yield Server(endpoint_url, bucket, cluster)
-            # Every test removed its own objects. A server of ours is deleted whole; after a restart it would spend half
-            # a minute here.
+            # Every test deleted its own objects. Our own server is deleted as a whole; after a restart this would take
+            # half a minute.
             if not named and cluster is None:
                 client.delete_bucket(Bucket=bucket)
         finally:
@@ -73,7 +71,7 @@ def sample() -> Sample:
 
 @pytest.fixture
 def place(server: Server) -> Iterator[str]:
-    """A prefix of the test's own; what lies below it is deleted afterwards."""
+    """A prefix for one test; all objects below it are deleted afterwards."""
     name = f"tiered-index-tests/{uuid.uuid4().hex}"
     yield name
     clear(server.uri(name))
@@ -99,7 +97,7 @@ def storage(uri: str) -> Iterator[S3Storage]:
 
 @pytest.fixture
 def server_gate(server: Server) -> Iterator[Gate]:
-    """A gate before the server, which only works where requests travel in the clear."""
+    """A gate before the server, which can only read unencrypted requests."""
     if not server.endpoint_url.startswith("http://"):
         pytest.skip("a gate can't look into TLS")
     with gate(server.endpoint_url) as opened:

@@ -1,9 +1,9 @@
-"""A gate between a client and an S3 server: a counting proxy that stops at a request that a test is waiting for.
+"""A gate between a client and an S3 server: a counting proxy that stops at a request for which a test waits.
 
-gate.hold("PUT", r"partNumber=2")        the next such request is not let through: the server never sees it
-gate.hold("PUT", r"/log/", answer=True)  it is let through, and its answer is kept back: done, and nobody was told
-gate.wait()                              returns once it is held; then the client may be killed, stopped, or let go
-                                         by `release`
+- `gate.hold("PUT", r"partNumber=2")` stops the next such request: the server never receives it.
+- `gate.hold("PUT", r"/log/", answer=True)` lets the request pass and keeps back the response. The server has done the
+  work, but the client does not know.
+- `gate.wait()` returns once the gate holds the request. Then the test may kill or stop the client, or call `release`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Hold:
 
 
 class Gate:
-    """The methods are for one test's thread."""
+    """Only one thread of a test may call the methods."""
 
     def __init__(self, proxy: CountingProxy) -> None:
         self.endpoint_url = proxy.endpoint_url
@@ -39,17 +39,17 @@ class Gate:
         proxy.fault = self._look
 
     def hold(self, method: str, path: str, *, answer: bool = False, skip: int = 0) -> None:
-        """Hold the next request of `method` whose path matches `path`, after `skip` others; or its answer."""
+        """Hold the next request of `method` whose path matches `path`, after `skip` others; or hold its response."""
         self._hold = _Hold(method, path, answer=answer, skip=skip)
 
     def wait(self) -> None:
-        """Return when the request is held; fail where it does not come."""
+        """Return when the gate holds the request; fail if it does not come."""
         hold = self._hold
         came = hold.held.wait(_PATIENCE_S / 2)
         assert came, f"no {hold.method} {hold.path} came; the last requests: {self._requests[-10:]}"
 
     def release(self) -> None:
-        """Let what is held go on (to nowhere, where its client is dead), and hold nothing more."""
+        """Let the held request pass, and hold no more. If its client is dead, the response is dropped."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.let_go.set()
@@ -68,7 +68,7 @@ class Gate:
 
 @contextlib.contextmanager
 def gate(upstream_url: str) -> Iterator[Gate]:
-    """Open a gate before a server, and let everything go on when the block ends."""
+    """Open a gate before a server; all requests pass when the block ends."""
     with counting_proxy(upstream_url) as proxy:
         opened = Gate(proxy)
         try:

@@ -1,8 +1,8 @@
-"""Ceph's programs without installing them: Debian packages, downloaded once, unpacked into a private folder.
+"""Ceph's programs without an installation: Debian packages, downloaded once and unpacked into a private folder.
 
-apt resolves and verifies as always, but against lists, an empty status and an archive of its own below the cache
-folder, so the machine's packages are neither changed nor used. What was downloaded stays: a moving suite is pinned by
-that, and a second run needs no network.
+apt resolves and verifies as always. But its lists, its empty status and its archive are in the cache folder. So it
+neither reads nor changes the machine's packages. Downloaded packages stay there: this pins a suite that changes, and a
+second run needs no network.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CACHE_VARIABLE = "TIERED_INDEX_TEST_S3_CACHE"
 SUITE_VARIABLE = "TIERED_INDEX_TEST_S3_SUITE"
 MIRROR_VARIABLE = "TIERED_INDEX_TEST_S3_MIRROR"
 DEFAULT_SUITE = "sid"
-"""Its Ceph (20.2) honours the conditions of writes; that of trixie (18.2) ignores one when a multipart upload is
-completed.
+"""Its Ceph (20.2) honours the conditions of writes. Trixie's (18.2) ignores a condition on the completion of a
+multipart upload.
 """
 
 _WANTED = ("radosgw", "ceph-osd", "ceph-mon", "ceph-base", "ceph-common")
@@ -34,18 +34,18 @@ _TIMEOUT_S = 900
 
 
 class MissingPrerequisite(Exception):
-    """This machine can't run the server as it is; the message says what it lacks."""
+    """This machine can't run the server; the message names the missing part."""
 
 
 def cache_folder() -> Path:
-    """Return where packages, programs and state are kept."""
+    """Return the folder of packages, programs and state."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).absolute() if named else Path(__file__).parents[2] / ".cache" / "s3-server"
 
 
 @dataclass(frozen=True)
 class Programs:
-    """An unpacked suite: how to start one of its programs with its own libraries."""
+    """An unpacked suite; its programs run with the suite's own libraries."""
 
     folder: Path
     triplet: str
@@ -60,9 +60,7 @@ class Programs:
         return [*loader, str(self.folder / "usr" / "bin" / program), *arguments]
 
     def python_command(self, script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-        """Return a command line that runs one of the suite's Python scripts by its own Python, and the environment that
-        takes.
-        """
+        """Return a command line that runs one of the suite's Python scripts by its own Python, and its environment."""
         bin_folder, lib = self.folder / "usr" / "bin", self.folder / "usr" / "lib"
         interpreters = sorted(bin_folder.glob("python3.[0-9]*"), key=lambda path: (len(path.name), path.name))
         programs = [path.name for path in interpreters if path.name.removeprefix("python3.").isdigit()]
@@ -84,7 +82,7 @@ class Programs:
 
 
 def install() -> Programs:
-    """Return the unpacked programs, after downloading and unpacking what is missing. Raises `MissingPrerequisite`."""
+    """Download and unpack missing programs; return them. Raises `MissingPrerequisite`."""
     suite = os.environ.get(SUITE_VARIABLE) or DEFAULT_SUITE
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
@@ -115,7 +113,7 @@ def _triplet() -> str:
 
 
 def _download(apt: Path, suite: str) -> list[Path]:
-    """Return the packages and all they depend on; downloaded unless an earlier download was finished."""
+    """Return the packages and all their dependencies. Download them unless an earlier download finished."""
     archives, finished = apt / "archives", apt / "downloaded"
     if not finished.exists():
         for folder in (apt / "lists" / "partial", archives / "partial"):
@@ -132,7 +130,7 @@ def _download(apt: Path, suite: str) -> list[Path]:
             "Dir::Cache": apt,
             "Dir::Cache::archives": archives,
             "APT::Install-Recommends": "false",
-            "APT::Sandbox::User": pwd.getpwuid(os.getuid()).pw_name,  # the cache may lie where apt's own user can't go
+            "APT::Sandbox::User": pwd.getpwuid(os.getuid()).pw_name,  # apt's own user may not be able to read the cache
             "Acquire::Retries": "3",
             "Debug::NoLocking": "1",
         }
@@ -145,7 +143,7 @@ def _download(apt: Path, suite: str) -> list[Path]:
 
 def _apt(command: Sequence[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    # apt-get update ends with 0 when a mirror can't be reached, and says so in a warning
+    # if apt-get update can't reach a mirror, it ends with 0 and prints a warning
     if done.returncode or "Failed to fetch" in done.stderr:
         raise MissingPrerequisite(
             f"{what} could not be downloaded: is there a network, and a mirror (see "
@@ -154,7 +152,7 @@ def _apt(command: Sequence[str], what: str) -> None:
 
 
 def _mirror() -> str:
-    """Return the machine's own Debian mirror, which is the one that can be reached from it."""
+    """Return the machine's own Debian mirror, the one that it can reach."""
     named = os.environ.get(MIRROR_VARIABLE)
     uris = [named] if named else _output(["apt-get", "indextargets", "--format", "$(REPO_URI)"]).split()
     return next(
@@ -181,7 +179,7 @@ def _output(command: Sequence[str]) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep out other processes that install into the same cache."""
+    """Keep other processes from installing into the same cache."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""A workload and every right answer to it, for the tests of whole indexes on a real server."""
+"""A workload with its right answers, for tests of whole indexes on a real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiered_index.service.lookup.lookups import Lookups
 
 MESSAGES = 400_000
 PART_BYTES = 5 << 20
-"""The smallest part that S3 allows, so that small files are uploaded in several."""
+"""The smallest part that S3 allows, so that small files have several parts."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sample:
         return cls(workload, ReferenceAnswers(workload))
 
     def write_parquet(self, path: Path, start: int, stop: int, *, group_rows: int) -> None:
-        """Write messages [start, stop) as `tiered-index ingest` reads them, keys as lists."""
+        """Write messages [start, stop) in the columns of `tiered-index ingest`, with lists of keys."""
         pq.write_table(message_table(self.workload, start, stop), path, row_group_size=group_rows)
 
     def questions(self, count: int, seed: int = 1) -> list[tuple[str, str]]:
@@ -45,13 +45,13 @@ class Sample:
         return begin_ms, begin_ms + 3_600_000
 
     def put_into(self, index: IndexService, *, step: int = 50_000, source: str | None = None) -> None:
-        """Put all messages; their positions in a source are their numbers."""
+        """Put all messages; the number of a message is its position in a source."""
         for start in range(0, MESSAGES, step):
             position = None if source is None else start + step
             index.put_batch(entry_batch(self.workload, start, start + step), source=source, source_position=position)
 
     def check(self, index: Lookups, questions: Iterable[tuple[str, str]]) -> None:
-        """Ask everything; each answer must be complete and right, so each entry is found exactly once."""
+        """Look up all keys. Each answer must be complete and right, so each entry is found exactly once."""
         for topic, key in questions:
             self.check_one(index.query(topic, key, max_count=1_000_000), topic, key)
 

@@ -1,14 +1,16 @@
-"""A real S3 server (Ceph's gateway) on one machine, for the tests marked `real_s3`; nothing is installed, no root is
-needed.
+"""A real S3 server (Ceph's gateway) on one machine, for the tests marked `real_s3`. It needs no root.
 
-    python -m tests.real_s3.server run -- COMMAND...   a fresh server for as long as COMMAND runs
-    python -m tests.real_s3.server install | init | start | stop   by hand: download, unpack; make an empty one; run
+- `python -m tests.real_s3.server run -- COMMAND...` runs COMMAND beside a new server.
+- `python -m tests.real_s3.server install | init | start | stop` does one step by hand: download and unpack the server,
+  make an empty one, run it, stop it.
 
-Environment: TIERED_INDEX_TEST_S3_CACHE  folder for packages (170 MB), programs (600 MB), state; by default
-                                         .cache/s3-server here TIERED_INDEX_TEST_S3_SUITE  Debian's suite, by default
-                                         sid TIERED_INDEX_TEST_S3_MIRROR  its mirror, by default the machine's own
-                                         TIERED_INDEX_TEST_S3_ENDPOINT  an S3 service to use instead: then `run` starts
-                                         nothing
+Environment:
+
+- `TIERED_INDEX_TEST_S3_CACHE` is the folder for packages (170 MB), programs (600 MB) and state, by default
+  `.cache/s3-server` here.
+- `TIERED_INDEX_TEST_S3_SUITE` is Debian's suite, by default sid.
+- `TIERED_INDEX_TEST_S3_MIRROR` is Debian's mirror, by default the machine's own.
+- `TIERED_INDEX_TEST_S3_ENDPOINT` is another S3 service. If it is set, `run` starts no server.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ from tests.support.s3_server import CREDENTIALS
 
 ENDPOINT_VARIABLE = "TIERED_INDEX_TEST_S3_ENDPOINT"
 STATE_VARIABLE = "TIERED_INDEX_TEST_S3_STATE"
-"""Set for COMMAND where the server is ours: its state folder, by which a test may kill and restart it."""
+"""Set for COMMAND if this program runs the server: its state folder, by which a test may kill and restart it."""
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def environment(endpoint_url: str) -> dict[str, str]:
-    """Return what lets a client in, and leads it nowhere else."""
+    """Return the environment of clients: credentials and endpoint, and no settings of the user."""
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     return {**CREDENTIALS, **keys, ENDPOINT_VARIABLE: endpoint_url}
 
 
 def run(command: Sequence[str]) -> int:
-    """Run `command` beside a fresh server, which is stopped and deleted whatever happens; return the command's exit
+    """Run `command` beside a new server, which is stopped and deleted in every case; return the command's exit
     status.
     """
     if os.environ.get(ENDPOINT_VARIABLE):
@@ -64,7 +66,7 @@ def run(command: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     word, *rest = arguments or ("",)
     try:
         if word == "run" and rest[:1] == ["--"] and rest[1:]:

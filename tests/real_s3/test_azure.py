@@ -38,7 +38,7 @@ STARTS_S = 60
 
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[str]:
-    """Return the endpoint of a running emulator, which keeps everything in memory."""
+    """Return the endpoint of a running emulator, which keeps all data in memory."""
     folder = cache_folder() / f"azurite-{VERSION}"
     program = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     node, npm = shutil.which("node"), shutil.which("npm")
@@ -73,7 +73,7 @@ def azurite() -> Iterator[str]:
 
 @pytest.fixture
 def uri(azurite: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh container's storage."""
+    """The storage of a new container."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     container = f"c{uuid.uuid4().hex}"
     date = formatdate(usegmt=True)
@@ -123,7 +123,7 @@ def test_requests_are_counted_and_put_if_absent_is_honoured(uri: str) -> None:
             storage.put_if_absent("a", b"other")
         assert storage.get_range("a", 1, 2) == b"at"
         assert storage.get_suffix("a", 2) == (b"ta", 4)
-        # a suffix is a HEAD and a GET
+        # a suffix takes a HEAD and a GET
         assert storage.total.requests == 5
 
 

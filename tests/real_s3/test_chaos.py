@@ -1,4 +1,4 @@
-"""A short run of the chaos campaign (`make chaos`), in processes of its own: it fails nothing, and leaves none of them
+"""A short run of the chaos campaign (`make chaos`), in separate processes: no check fails, and no process stays
 behind.
 """
 
@@ -40,13 +40,13 @@ def crew_of(folder: str) -> list[str]:
         try:
             commands.append(path.read_text())
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return [command for command in commands if "chaos_crew" in command and folder in command]
 
 
 def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: Path) -> None:
     tried = Counter[str]()
-    # a slow machine does less in its time, so that one campaign may not meet everything
+    # a slow machine does less in the time, so one campaign may not try every fault
     for seed in range(3, 11):
         process = campaign(server, cluster, tmp_path, "--minutes", "0.7", "--seed", str(seed))
         out, told = process.communicate(timeout=TIMEOUT_S)
@@ -57,7 +57,7 @@ def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: P
         if (
             all(tried[what] for what in ("kills (SIGKILL)", "stops (SIGSTOP)", "disturbed requests"))
             and any(what.startswith("server: ") for what in tried)
-            # more than the questions at the end
+            # more than the lookups at the end
             and tried["answers checked"] > (seed - 2) * 2 * 2 * 199
             and tried["entries declared durable"] > 1000
         ):
@@ -69,7 +69,7 @@ def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: P
 def test_a_campaign_that_is_interrupted_leaves_no_process(
     server: Server, cluster: Cluster, tmp_path: Path, number: signal.Signals
 ) -> None:
-    # it leaves the server alone: killed, it could not heal what it broke
+    # the campaign leaves the server alone: once killed, it could not undo its faults
     process = campaign(server, cluster, tmp_path, "--minutes", "5", "--endpoint", server.endpoint_url)
     folder = ""
     for line in process.stderr:
@@ -81,5 +81,5 @@ def test_a_campaign_that_is_interrupted_leaves_no_process(
     process.send_signal(number)
     process.communicate(timeout=TIMEOUT_S)
     assert process.returncode != 0
-    # one that has only just begun looks for its parent first
+    # a new process looks for its parent first
     until(lambda: not crew_of(folder), every_s=0.1)

@@ -1,4 +1,4 @@
-"""The storage contract on a real server, and what only a real one can show."""
+"""The storage contract on a real server, and facts that only a real server shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real_s3
 
 
 class TestRealS3(StorageConformance):
-    """With ranges read through obstore where it is installed, and all by boto3."""
+    """obstore reads ranges if it is installed, and boto3 reads everything."""
 
     @pytest.fixture(params=WAYS)
     def options(self, request: pytest.FixtureRequest) -> S3Options:
@@ -30,7 +30,7 @@ class TestRealS3(StorageConformance):
 
     @pytest.fixture(autouse=True)
     def _as_this_server_does(self, server: Server) -> None:
-        # Ceph refuses to complete an upload unless every part is named; Amazon drops what is not.
+        # Ceph refuses to complete an upload unless every part is named; Amazon drops unnamed parts
         self.drops_unnamed_parts = server.cluster is None
 
     @pytest.fixture

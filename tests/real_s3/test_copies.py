@@ -1,5 +1,5 @@
-"""Copies on a real server: whole and verified, between prefixes and backends, and where the server ends
-connections half-way; what is interrupted goes on.
+"""Copies on a real server: whole and verified, between prefixes and backends, and across broken connections. An
+interrupted copy continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.real_s3
 
 @pytest.fixture
 def filled(uri: str, tmp_path: Path, sample: Sample) -> str:
-    """The sample as files of plain layout, of which one is larger than a window of a copy."""
+    """The sample as files of plain layout. One of them is larger than a window of a copy."""
     settings = {"slots": 20_000, "items": 1_000_000, "upload_part_bytes": PART_BYTES}
     with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
         sample.put_into(index, step=100_000)

@@ -1,4 +1,4 @@
-"""One index, two roots, a real server: leases, takeover, and writers that wake up too late."""
+"""One index, two roots, a real server: leases, takeover, and writers that continue too late."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FENCED_EXIT = 5
 
 
 class TestFencing(FencingScenarios):
-    """The scenarios that every storage goes through."""
+    """The scenarios of every storage."""
 
 
 @pytest.fixture(scope="module")
 def sources(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two files that make the whole sample together."""
+    """Two files that are the whole sample together."""
     folder = tmp_path_factory.mktemp("sources")
     paths = folder / "first.parquet", folder / "second.parquet"
     sample.write_parquet(paths[0], 0, 300_000, group_rows=50_000)
@@ -80,13 +80,12 @@ def test_a_stopped_writer_that_wakes_publishes_nothing_and_says_why(
         assert first.returncode == FENCED_EXIT, (out, err)
         assert "newer writer (epoch 2)" in err
         after = records(storage)
-        # The record that was on its way when it was stopped is let go behind the fence: its number was lost to the new
-        # writer.
+        # the stopped record arrives after the fence: the new writer has its number
         assert after == before
         of_the_first = sum(record.kind == "publish" and record.epoch == 1 for record in after)
         assert of_the_first == published == (stop == "between two files")
         assert list((tmp_path / "first").rglob("compacted/*.index"))
-        # Given again once the other one has ended, it publishes what it kept: nothing is lost, nothing doubled.
+        # the same command, after the other one has ended, publishes the kept entries: none is lost or doubled
         finished(command, environment)
         state = StorageLog(storage, SystemClock()).open()
         assert sum(o.count for o in state.objects.values()) >= sample.workload.entries

@@ -1,8 +1,8 @@
-"""`tiered-index ingest FILE --wait`, killed by SIGKILL where it hurts most, and given again: every entry is found
+"""`tiered-index ingest FILE --wait`, killed by SIGKILL at the worst moments, and run again: every entry is found
 exactly once.
 
-The moments are requests: the gate holds one (or its answer), and the process dies while it waits. So an upload is
-unfinished, a part or a record is stored and nobody knows, at exactly the named place.
+The moments are requests: the gate holds one (or its response), and the process dies while it waits. So an upload is
+unfinished, or the server has stored a part or a record without the client's knowledge.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def source(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(sample: Sample, uri: str, root: Path) -> None:
-    """Every entry is in the storage, lookups find each exactly once, and nothing is there that the log does not name.
+    """Assert that lookups find every entry exactly once, and that the storage has no object that the log does not name.
 
-    A batch that was only half confirmed is put again, so files may hold an entry twice; an answer never does. The most
-    frequent key's entries lie in every batch, so its answer alone would show one that is missing.
+    The command puts a half-confirmed batch again, so files may have an entry twice. An answer never does. The most
+    frequent key has entries in every batch, so its answer alone would show a missing one.
     """
     with open_storage(uri) as storage:
         state = StorageLog(storage, SystemClock()).open()
@@ -100,8 +100,8 @@ def test_a_kill_at_a_request_loses_and_doubles_nothing(
 def test_a_kill_on_the_way_loses_and_doubles_nothing(
     server: Server, place: str, tmp_path: Path, sample: Sample, source: Path, seen: str
 ) -> None:
-    """The moments that no request marks: entries just confirmed, a file just compacted, files already gone from the
-    disk. A busy machine may let one pass unseen, so that the life begins anew in another place.
+    """No request marks these moments: entries just confirmed, a file just compacted, files already deleted from the
+    disk. A busy machine may miss a moment. Then the test starts again in another place.
     """
 
     def reached(root: Path, uri: str) -> bool:
@@ -135,5 +135,5 @@ def test_the_same_command_again_takes_nothing_twice(uri: str, tmp_path: Path, sa
     first, second = (json.loads(finished(command)) for _ in range(2))
     assert (first["messages"], second["messages"]) == (MESSAGES, 0)
     assert second["resumed_from"] == MESSAGES
-    assert sample.workload.entries > 2 * ITEMS  # several files, or the moments above would not be
+    assert sample.workload.entries > 2 * ITEMS  # several files; otherwise the moments above would not occur
     check(sample, uri, root)

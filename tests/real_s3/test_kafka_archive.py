@@ -1,4 +1,6 @@
-"""Records of Kafka in an archive on a real server: each within two GETs, verified, erased, and expired."""
+"""Records of Kafka in an archive on a real server: two GETs read a record; the archive is verified, erased, and
+expires.
+"""
 
 from __future__ import annotations
 

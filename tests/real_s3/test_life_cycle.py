@@ -1,5 +1,5 @@
 """A file's whole life on a real server: put, seal, compact, upload in parts, retire, and cold lookups by one range GET
-a file.
+per file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {"slots": 40_000, "items": 200_001, "local_keep_s": 0, "upload_part_b
 
 @contextmanager
 def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
-    """Count what is really sent, repeats included: the metering counts calls."""
+    """Count the requests on the wire, with repeats: the metering counts calls."""
     events, counts, lock = storage.inner.client.meta.events, Counter[str](), threading.Lock()
 
     def count(request: Any, event_name: str, **more: object) -> None:
@@ -53,11 +53,11 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
         sample.put_into(index, source="log")
         index.flush()
         sample.check(index, keys)
-        index.run_lifecycle()  # what was full
+        index.run_lifecycle()  # full files
         sample.check(index, keys)
         index.seal()
         index.run_lifecycle()
-        index.run_lifecycle()  # a file is retired in the round after its upload at the latest
+        index.run_lifecycle()  # a file retires at the latest in the round after its upload
         sample.check(index, keys)
         assert {handle.place for handle in index.files()} == {"storage"}
         stored = list(index.log_state.objects.values())
@@ -80,7 +80,7 @@ def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample
         files = len(index.log_state.objects)
         assert files > 2
     with IndexReader.open(uri, refresh_interval_s=3600, block_cache_bytes=0, filter_after_probes=10**6) as reader:
-        sample.check(reader, sample.questions(300))  # every directory is known after these
+        sample.check(reader, sample.questions(300))  # these lookups read every directory
         rare = [(topic, key) for topic, key in sample.questions(120) if len(sample.answers.answer(topic, key)) < 50]
         assert len(rare) > 30
         reads = 0

@@ -10,4 +10,4 @@ pytestmark = pytest.mark.real_s3
 
 
 class TestLogRace(LogRaceScenarios):
-    """The races that every storage sees."""
+    """The races of every storage."""

@@ -1,8 +1,7 @@
-"""Merges and a build by Spark on a real server: answers stay the model's, also where a merge is killed in its uploads
-or before it hears.
+"""Merges, and a build by Spark, on a real server. Answers equal the model's, also if a merge dies in its uploads or
+before a response.
 
-Shards are large enough here that they are uploaded in parts, and what a killed merge leaves of them is listed and
-swept.
+Shards here are large enough for uploads in parts. A sweep lists and deletes the parts that a killed merge leaves.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def check(storage: S3Storage, uri: str, sample: Sample) -> None:
 
 
 def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
-    """Sweep as if so many days had gone by; return how many objects and unfinished uploads that took away."""
+    """Sweep as if so many days had passed; return the number of deleted objects and unfinished uploads."""
     found = find_orphans(Later(storage, days * DAY_S), open_log(storage, SystemClock()))
     delete_orphans(storage, found)
     return len(found.objects), len(found.uploads)
@@ -96,7 +95,7 @@ def test_files_become_days_and_days_a_month(filled: str, storage: S3Storage, sam
             assert merge(storage, log, SystemClock(), MergeOptions(window_s=window_s)).jobs == 0
             assert sweep(storage, days=0.9) == (0, 0)
             assert sweep(storage, days=2) == (report.sources, 0)
-            # a reader that stood at the files goes on at the tables, and so does its cursor
+            # a reader of the files continues with the tables, and so does its cursor
             sample.check(running, sample.questions(10))
         rest = running.query("orders", sample.workload.keys[0], max_count=10**6, cursor=first.cursor)
         found = [(item.timestamp_ms, item.queue_id, item.offset, item.size) for item in (*first, *rest)]
@@ -125,7 +124,7 @@ def test_a_merge_that_is_killed(
         assert process.poll() is None
         process.kill()
         process.wait()
-    # what the gate holds stays there: let go of now, it would still arrive
+    # the gate keeps its request: if released now, it would still arrive
     merged = moment == "its record, unheard"
     assert (not state_of(storage).files) == merged
     check(storage, filled, sample)

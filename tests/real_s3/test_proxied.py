@@ -1,4 +1,4 @@
-"""A real server behind the counting proxy: it checks every signature, and the counts agree with the meter's."""
+"""A real server behind the counting proxy: it checks every signature, and the counts equal the meter's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_what_passes_the_proxy_is_accepted_and_counted(server: Server, place: st
                 assert all(task.result() for task in tasks)
             assert proxy.counts() == {("GET", True, f"{server.bucket}/{place}/object"): Count(200, 200 * 4096)}
             assert (usage.requests, usage.bytes_read) == (200, 200 * 4096)
-            # boto3 and obstore have a pool each, and obstore may open one where the last one comes back a moment late
+            # boto3 and obstore have a pool each, and obstore may open a connection if the last one comes back a moment
+            # late
             assert proxy.connections <= 4 * READERS
             slow_down = Action(answer=error(503, "SlowDown"))
             for action in (slow_down, Action(cut_at=100), Action(lose_answer=True), Action(cut_at=9, reset=True)):

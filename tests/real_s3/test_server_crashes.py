@@ -1,5 +1,5 @@
-"""The server dies by SIGKILL, all its processes at once, and comes back: nothing it acknowledged is lost, and uploads
-go on.
+"""SIGKILL ends all the server's processes at once; then it starts again. Every acknowledged write is there, and uploads
+continue.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tiered_index.storage.s3.options import S3Options
 
 pytestmark = pytest.mark.real_s3
 
-# Refused connections are noticed at once; a client that repeated them for long would only keep the tests waiting.
+# the client notices a refused connection at once; many repeats would only delay the tests
 IMPATIENT = S3Options(max_attempts=2, transfer_attempts=2, read_timeout_s=10)
 
 
 def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
-    """Small objects, as log records are: what four writers were told is stored is there, whole, and still unique."""
+    """Four writers put small objects, like log records. Every acknowledged one is there, whole, and still unique."""
     killed, many = threading.Event(), threading.Event()
 
     def write(writer: int) -> list[str]:
@@ -48,11 +48,11 @@ def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
                 acknowledged.append(name)
                 if n == 100:
                     many.set()
-        raise AssertionError("a count that ended")
+        raise AssertionError("an endless count ended")
 
     with ThreadPoolExecutor(4) as pool:
         writers = [pool.submit(write, writer) for writer in range(4)]
-        assert many.wait(TIMEOUT_S)  # any moment is as good as another: each has some requests on their way
+        assert many.wait(TIMEOUT_S)  # at any moment, each writer has requests on the wire
         killed.set()
         cluster.kill()
         acknowledged = [name for writer in writers for name in writer.result(TIMEOUT_S)]
@@ -65,7 +65,8 @@ def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
         assert storage.get(acknowledged[0]) == acknowledged[0].encode() * 20
         listed = {info.name for info in storage.list("log/")}
         assert listed >= set(acknowledged)
-        assert len(listed) <= len(acknowledged) + 4  # one of each writer may have been stored unheard
+        # one object of each writer may be stored although its response was lost
+        assert len(listed) <= len(acknowledged) + 4
 
 
 HELD: dict[str, tuple[str, str, bool]] = {
@@ -123,7 +124,7 @@ def test_uploads_go_on_after_the_server_was_killed(
 def test_a_waiting_ingest_outlives_the_server(
     server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample
 ) -> None:
-    """`--wait` waits: the command ends well although the server died and came back under it."""
+    """`--wait` waits: the command succeeds although the server dies and starts again meanwhile."""
     source = tmp_path / "messages.parquet"
     sample.write_parquet(source, 0, MESSAGES, group_rows=50_000)
     server_gate.hold("PUT", r"partNumber=2\b")

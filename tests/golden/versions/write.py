@@ -1,9 +1,9 @@
-"""Writes a sample index with whatever version of the package is imported: what `README.md` says, and its answers.
+"""Writes a sample index, and its answers, with the imported version of the package. `README.md` describes the samples.
 
     git worktree add /tmp/old COMMIT
     PYTHONPATH=/tmp/old python tests/golden/versions/write.py NAME native|rocketmq [hash=mask] [expire]
 
-Only calls are made that every version has. The expected answers come from what was put, not from the engine.
+It makes only calls that every version has. The expected answers come from the messages, not from the engine.
 """
 
 from __future__ import annotations
