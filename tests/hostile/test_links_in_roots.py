@@ -1,4 +1,6 @@
-"""Links in a root, and documents that name other places: a writer makes, changes and deletes nothing outside of it."""
+"""Links in a root, and documents that name other places: a writer makes, changes and deletes nothing outside its
+root.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A root with a file in each state, closed."""
+    """A closed root with a file in each state."""
     with opened(tmp_path) as index:
         for number in range(3):
             index.put("t", 0, ["k"], number, 10, NOW_MS + number)
@@ -56,7 +58,7 @@ def folder_as_link(name: str) -> Callable[[Path, Path], None]:
 
 
 def file_as_link(pattern: str) -> Callable[[Path, Path], None]:
-    """Put the file's own bytes elsewhere, and more behind them, and a link in its place."""
+    """Move the file elsewhere, append bytes to it, and put a link in its place."""
 
     def spoil(root: Path, outside: Path) -> None:
         path = sorted(root.glob(pattern))[-1]
@@ -87,7 +89,7 @@ def test_a_writer_that_opens_touches_nothing_outside(made: Path, outside: Path, 
     except TieredIndexError as error:
         assert "link" in str(error)  # "a symbolic link", "Too many levels of symbolic links"
     else:
-        assert kind == "entries"  # set aside: names of links are no files of ours
+        assert kind == "entries"  # left alone: names of links are not files of ours
     assert content(outside) == before
 
 

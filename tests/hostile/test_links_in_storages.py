@@ -1,5 +1,5 @@
-"""Symbolic links and pipes planted in a storage's folder: nothing is read, written or deleted where they lead, and
-nothing waits.
+"""Symbolic links and pipes planted in a storage's folder: the storage does not follow a link, and never waits for a
+pipe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of somebody else's, with names that ours have, too."""
+    """Another owner's folder, with names that our storage also has."""
     outside = tmp_path / "outside"
     (outside / "below%").mkdir(parents=True)
     for name in ("object", "below%/object", ".tmp-1", "part-00001", "upload.json"):

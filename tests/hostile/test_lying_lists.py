@@ -1,5 +1,5 @@
-"""A server that lists what was not asked for: it is refused, for what it names would be deleted as something else than
-it is.
+"""A server that lists names outside the requested prefix: the client refuses it, since the caller could delete objects
+of another kind.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_a_name_that_is_none_is_passed_over(server: ScriptedServer) -> None:
 
 
 def test_a_lease_that_sweeps_old_leases_deletes_no_data(server: ScriptedServer) -> None:
-    """It deletes what is listed before its own; index files would be."""
+    """The lease deletes the names listed before its own; here they would be index files."""
 
     def lie(request: Request) -> Answer:
         body = listing("own/index/data/x/0.index") if request.method == "GET" else b""

@@ -1,5 +1,5 @@
-"""What the engine makes is for nobody else to write, whatever the umask, and for nobody else to read where the umask
-says so.
+"""No other user may write the engine's files, whatever the umask. No other user may read them if the umask forbids
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A server that sends its clients elsewhere: no request, and so no signature and no token, ever goes to another
-host.
-"""
+"""A server that redirects its clients: no request reaches another host, and so no signature and no token."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent_elsewhere(status: int, other: str, region: str | None) -> Answer:
-    """Return a redirection by every means that there is."""
+    """Return a redirection in every known form."""
     host = urlsplit(other).netloc
     body = f"<Error><Code>PermanentRedirect</Code><Message>go</Message><Endpoint>{host}</Endpoint></Error>"
     headers = {"Content-Type": "application/xml", "Location": f"{other}/bucket/a", "x-amz-request-id": "1"}
@@ -67,7 +65,7 @@ def test_nothing_is_sent_to_another_host(
     settings = S3Options(endpoint_url=ours.endpoint_url, region="eu-central-1", max_attempts=2, transfer_attempts=2)
     with S3Storage("bucket", "", settings, sleep=lambda seconds: None) as storage:
         ours.answers(part(b"abcd", 0, 4))
-        assert storage.get_range("a", 0, 4) == b"abcd"  # so that the next ones go through obstore, if it is installed
+        assert storage.get_range("a", 0, 4) == b"abcd"  # so that the next reads use obstore, if it is installed
         other.reset()
         ours.answers(sent_elsewhere(status, other.endpoint_url, region))
         for name, act in OPERATIONS.items():
@@ -85,8 +83,8 @@ def test_nothing_is_sent_to_another_host(
 
 @pytest.mark.parametrize("region", ["eu-west-1", "x@127.0.0.2/#", "evil.example/"])
 def test_another_region_of_amazons_is_a_host_of_amazons(region: str) -> None:
-    """Where no endpoint is set botocore follows to the bucket's region; what a server calls one can't be part of
-    another name.
+    """If no endpoint is set, botocore follows to the bucket's region. The server's name of the region must not contain
+    another host name.
     """
     hosts: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Credentials, wherever a set-up holds them: no error, no traceback, no log, no `repr` and no document shows them."""
+"""Credentials, wherever a set-up has them: no error, traceback, log, `repr` or document shows them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 
 def shown(failure: BaseException) -> str:
-    """Return all that a traceback with its causes shows, and each `repr`."""
+    """Return the text of a traceback with its causes, and each `repr`."""
     text = "".join(traceback.format_exception(failure))
     cause: BaseException | None = failure
     while cause is not None:
@@ -169,8 +169,8 @@ def test_a_server_in_trouble(server: ScriptedServer) -> None:
 @pytest.mark.usefixtures("credentials")
 @mock_aws
 def test_a_life_shows_none_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The marker, the lease, every object's bytes, `health`, `explain`, `repr`, logs, and what commands print with
-    --debug.
+    """The test reads the marker, the lease, every object's bytes, `health`, `explain`, `repr`, logs, and the output of
+    commands with --debug.
     """
     boto3.client("s3").create_bucket(Bucket="bucket")
     caplog.set_level(logging.DEBUG, "tiered_index")

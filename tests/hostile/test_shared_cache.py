@@ -1,5 +1,5 @@
-"""A cache folder that others may write: what they put there is well-formed, of the right index and object, and is not
-believed.
+"""A cache folder that other users may write: their files have the right form, index and object, but the reader does not
+use them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check(made: ColdIndex, cache: Path) -> None:
 
 
 def poison(made: ColdIndex, cache: Path) -> list[Path]:
-    """Keep filters that deny every key, with right checksums, under the names of the index's own."""
+    """Put filters that exclude every key, with right checksums, under the names of the index's own filters."""
     with made.reader() as reader:
         folder = CacheFolder(DiskCache(cache, 1 << 20), reader.genesis.index_id)
     for stored in made.stored:
@@ -41,7 +41,7 @@ def poison(made: ColdIndex, cache: Path) -> list[Path]:
 
 
 def test_what_is_ours_alone_is_believed(made: ColdIndex, tmp_path: Path) -> None:
-    """Which is why nobody else may write it: without this the tests below would prove nothing."""
+    """So no other user may write it. This also proves that the planted filters would change answers."""
     poison(made, tmp_path)
     with made.reader(cache_dir=tmp_path, filter_after_probes=1) as reader:
         assert [len(reader.query("t", "k0-5")) for _ in range(2)][-1] == 0
@@ -81,7 +81,7 @@ def test_what_others_may_have_written_is_not(
     with caplog.at_level(logging.WARNING):
         check(made, tmp_path)
     assert "passed over" in caplog.text
-    # replaced by what is true
+    # right filters have replaced them
     found = sorted(tmp_path.rglob("*.filter"))
     assert len(found) == 2
     assert all(path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid() for path in found)
@@ -105,7 +105,7 @@ def test_nothing_is_written_into_anothers_folder(made: ColdIndex, tmp_path: Path
 
 
 def test_making_room_deletes_only_entries(made: ColdIndex, tmp_path: Path) -> None:
-    """A folder that was chosen by mistake keeps what else is in it."""
+    """If the user chose a wrong folder, its other files stay."""
     others = [tmp_path / "mail" / name for name in ("junk.filter", "big.trailer", "data.filter")]
     (tmp_path / "mail").mkdir()
     for path in others:

@@ -1,4 +1,4 @@
-"""The storage of a running index is exchanged for that of another one: neither gets a word of the other."""
+"""Another index's storage replaces that of a running index: neither storage gets data of the other index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Place:
-    """Indexes side by side in a folder, each with a storage of `kind` that can be moved."""
+    """Indexes in neighbouring folders, each with a storage of `kind` that can be moved."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ def publish(index: IndexService, key: str, files: int) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 2], ids=lambda more: f"{more:+}")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_another_indexs_storage_gets_nothing(tmp_path: Path, kind: str, more: int) -> None:
-    """The other log has a record fewer than ours, as many, or more."""
+    """The other log has fewer, as many, or more records than ours."""
     place = Place(tmp_path, kind)
     ours = place.open("ours")
     publish(ours, "ours", 2)

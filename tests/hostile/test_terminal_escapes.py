@@ -1,6 +1,4 @@
-"""Other people's text in everything that a command prints: nothing of it reaches a terminal as a command, whatever the
-command is.
-"""
+"""Other people's text in the output of every command: none of it reaches a terminal as a control sequence."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ from tiered_index.cli.progress import Progress
 from tiered_index.format.names import lease_name
 from tiered_index.storage.opening import open_storage
 
-# colour, a title, a link, the clipboard; the same as C1; marks of direction, line ends of Unicode, delete, bells and
-# carriage returns
+# colour, title, link, clipboard; the same as C1; direction marks, Unicode's line ends, delete, bells, carriage
+# returns
 CONTROLS = "\x1b[31m\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;aGk=\x07\x9b2J\x9d0;t\x9c\x90\u202e\u2066\u200f\u2028\u2029\x7f\b\r\v\f\x85"
 MARKUP = "[red]r[/red][link=http://x]l[/link]"
 TEXT = f"a{CONTROLS}{MARKUP}z"
-NAME = f"n{CONTROLS.replace('/', '')}[red]r"  # of a file
+NAME = f"n{CONTROLS.replace('/', '')}[red]r"  # the name of a file
 SAFE = r"\x1b[31m"
 
 
@@ -39,7 +37,7 @@ def is_safe(text: str, allowed: str = "\n") -> bool:
 
 
 def refused_or_done(*arguments: object, **more: str) -> str:
-    """Return all that a command wrote, for people and as JSON; both are safe, and JSON is ASCII."""
+    """Return a command's whole output, as text and as JSON. Both must be safe, and the JSON must be ASCII."""
     shown = ""
     for form in ((), ("--json",)):
         done = run_here(*arguments, *form, "--debug", environment=more)
@@ -55,7 +53,7 @@ def refused_or_done(*arguments: object, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a hostile name, in it an index with hostile topics and keys: one file uploaded, one unsealed."""
+    """A folder with a hostile name. Its index has hostile topics and keys: one file uploaded, one unsealed."""
     folder = tmp_path_factory.mktemp("hostile") / NAME
     folder.mkdir()
     settings = {"slots": 7, "items": 20, "background": False, "offset_space": "commitlog"}
@@ -107,7 +105,7 @@ def test_who_holds_the_lock_or_the_lease(made: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_server_says() -> None:
-    """XML holds no ESC, but C1 controls and marks of direction."""
+    """XML can't have ESC, but it can have C1 controls and direction marks."""
     possible = "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85"
     said = "".join(c for c in TEXT if (c.isprintable() or c in possible) and c != "<")
     with scripted_server() as server:
@@ -172,7 +170,7 @@ def test_logs_are_safe_with_their_tracebacks(capsys: pytest.CaptureFixture[str])
 def test_warnings_of_other_packages_are_safe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`logging` writes those that nobody handles to stderr by itself."""
+    """If no handler takes a record, `logging` itself writes it to stderr."""
     assert logging.lastResort is not None
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     logger = logging.getLogger("tiered_index")
@@ -198,7 +196,7 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
         stream.isatty = lambda is_terminal=terminal: is_terminal
         with Progress(TEXT, 10, quiet=False, stream=stream) as progress:
             progress.update(5, TEXT)
-        # what is left without the bar's own colours and movements
+        # the text without the bar's own colours and movements
         rest = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())
         assert is_safe(rest, "\n\r"), repr(rest)
         assert SAFE in stream.getvalue()
@@ -212,14 +210,14 @@ def test_what_is_printable_stays_as_it_is() -> None:
 
 
 _WRITES = {"print", "Console", "echo", "secho", "print_exception", "print_exc"}
-# the last says one fixed word, while the others are not loaded
+# the last file prints one fixed word, before the others are loaded
 _MAY_WRITE = {"output.py", "progress.py", "__main__.py"}
 _READ_BY_PROGRAMS = {
     *(f"benchmarks/billion/{name}.py" for name in ("alone", "oracle", "singles")),
     *("benchmarks/cold_peers/server.py", "benchmarks/cold_peers/worker.py", "benchmarks/job.py"),
     *("benchmarks/peers/worker.py", "benchmarks/profiles/worker.py"),
 }
-# figures and names of its own
+# these print figures and names of their own
 _SAFE = {
     *(f"benchmarks/{name}/__main__.py" for name in ("peers", "profiles", "service")),
     "benchmarks/service/measuring.py",
@@ -227,7 +225,7 @@ _SAFE = {
 
 
 def test_one_place_writes_to_the_streams() -> None:
-    """So that what holds for the commands above holds for those that need Spark, a broker or half an hour."""
+    """Then the commands that need Spark, a broker or half an hour are as safe as those above."""
     commands, benchmarks = Path(tiered_index.cli.__file__).parent, Path(tests.benchmarks.__file__).parent
     names = {path: path.relative_to(commands).as_posix() for path in commands.rglob("*.py")}
     names |= {path: path.relative_to(benchmarks.parent).as_posix() for path in benchmarks.rglob("*.py")}

@@ -1,3 +1,3 @@
-"""Seeded defects: each is put into a copy of the tree, and a test named beside it must turn red. `make mutants`;
-`catalogue` holds them.
+"""Seeded defects. `make mutants` puts each into a copy of the tree; the test that `catalogue` names with it must then
+fail.
 """

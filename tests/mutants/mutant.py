@@ -1,4 +1,4 @@
-"""A seeded defect, and the text of the file that holds it. Pure."""
+"""A seeded defect, and the text of the file with it. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ PACKAGE = "tiered_index"
 
 
 class OutOfDate(Exception):
-    """The mutant's function or its snippet is not in the code exactly once, or the result is no Python."""
+    """The code has the mutant's function or its snippet not exactly once, or the changed file is not valid Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """In `function`, `old` becomes `new`; then one of `tests` (pytest node ids) fails.
 
-    `function` is a qualified name (`StorageLog.append`), wherever its module lies; `module.py:name` tells apart
-    functions of one name. `old` occurs once in it, whatever its white space; an empty `new` deletes a statement.
+    `function` is a qualified name (`StorageLog.append`), in any module. `module.py:name` distinguishes functions of the
+    same name. `old` occurs once in it, with any white space. An empty `new` deletes a statement.
     """
 
     name: str
@@ -48,7 +48,7 @@ def _parsed_one(text: str) -> Mutant:
 
 
 def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
-    """Return the file of the defect below `package`, and its text with the defect in it.
+    """Return the file of the defect below `package`, and its text with the defect.
 
     Raises `OutOfDate`.
     """
@@ -72,7 +72,7 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
         raise OutOfDate(f"out of date: {mutant.function} holds its snippet {len(places)} times, not once")
     first, last = places[0].span()
     indent = re.match(r"[ \t]*", source[source.rfind("\n", 0, first) + 1 :])
-    # an empty body is no Python: `pass` stands in for a deleted statement where it was the only one
+    # an empty body is invalid: `pass` replaces a deleted statement that was the only one
     for new in (mutant.new, *(["pass"] if not mutant.new else [])):
         mutated = source[:first] + new.replace("\n", "\n" + indent[0]) + source[last:]
         if _is_python(mutated):

@@ -1,7 +1,7 @@
-"""Each seeded defect turns a test red that the catalogue names beside it; `make mutants` runs this file.
+"""For each seeded defect, a test that the catalogue names fails; `make mutants` runs this file.
 
-A worker of pytest has a private copy of the tree, and puts one defect at a time into it. The named tests must be green
-before. The working tree is only read. Choose defects by name: `make mutants MUTANTS_ARGS="-k journal"`.
+A worker of pytest has a private copy of the tree, and puts one defect at a time into it. Without a defect, the named
+tests must pass. The working tree is only read. Choose defects by name: `make mutants MUTANTS_ARGS="-k journal"`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (TOP / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(TOP / name, folder / name)
-    # by content: two versions of a file can have one time and one length
+    # by content: two versions of a file can have the same time and length
     compileall = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", PACKAGE]
     subprocess.run(compileall, cwd=folder, check=True)
     where = [sys.executable, "-c", f"import {PACKAGE}; print({PACKAGE}.__file__)"]
@@ -68,7 +68,7 @@ def _environment(tree: Path) -> dict[str, str]:
 
 def _run(tree: Path, tests: Sequence[str], scratch: Path, timeout_s: float) -> Verdict:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", f"--basetemp={scratch}"]
-    # a session of its own: processes that the tests started end with them
+    # a separate session: processes that the tests started end with it
     process = subprocess.Popen(
         [*command, *tests],
         cwd=tree,

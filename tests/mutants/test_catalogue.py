@@ -1,4 +1,4 @@
-"""The catalogue fits the code, and only a named test that fails by itself notices a defect."""
+"""The catalogue fits the code. A defect counts as noticed only if a named test itself fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMS = "def add(a, b):\n    return a + b\n\n\ndef twice(a):\n    return a * 2\n"
 @pytest.mark.long
 def test_each_defect_finds_its_place_and_its_tests() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 100
-    # tests of every storage are inherited
+    # classes inherit the tests of every storage
     inherited = (TOP / PACKAGE / "testing/storage_conformance.py").read_text()
     inherited += (TOP / "tests/fencing/scenarios.py").read_text()
     for mutant in MUTANTS:

@@ -1,4 +1,4 @@
-"""Says what a run of pytest shows about a defect. Pure."""
+"""The result of a run of pytest on a defect. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from enum import Enum
 
 _FAILED = 1
-"""pytest's exit code where tests ran and one failed; others tell of usage, collection or an interrupt."""
+"""pytest's exit code if tests ran and one failed; other codes mean usage, collection or an interrupt."""
 
 
 class Verdict(Enum):
-    """What the tests said."""
+    """The result of the tests."""
 
     RED = "red"
     TIMEOUT = "red by timeout"
@@ -19,7 +19,7 @@ class Verdict(Enum):
 
 
 def judge(tests: Sequence[str], code: int, output: str) -> Verdict:
-    """Return RED if a named test itself failed: pytest calls what fails before or behind a test an ERROR."""
+    """Return RED if a named test itself failed. A failure before or after a test is an ERROR for pytest."""
     if code == 0:
         return Verdict.GREEN
     starts = [f"FAILED {test}{end}" for test in tests for end in ("[", "::", " ", "\n")]

@@ -1,8 +1,8 @@
 """A process that reads a root beside its writer, again and again: `python -m tests.stress.beside ROOT SHARED`.
 
-Writer and reader share three numbers in a mapped file: how many messages are flushed for sure, how many puts have
-begun, and whether to stop. Each answer must hold the first and nothing beyond the second. The last line on stdout is a
-JSON document of what was seen.
+Writer and reader share three numbers in a mapped file: the messages flushed for sure, the puts begun, and whether to
+stop. Each answer must have all of the first, and none beyond the second. The last line on stdout is a JSON document of
+the results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def key_of(number: int) -> str:
 
 
 def message(number: int) -> tuple[str, int, str, int, int, int]:
-    """Return message `number`; its second goes up and down."""
+    """Return message `number`; its second rises and falls."""
     return ("t", number % 3, key_of(number), number, 1 + number, NOW_MS + 1000 * (number * 37 % 400))
 
 
@@ -61,7 +61,7 @@ class Shared:
 
 
 def wrong(result: QueryResult, key: int, flushed: int, begun: int) -> Problem | None:
-    """Return what is wrong with an answer to everything under a key, or None."""
+    """Return the fault in an answer to everything under a key, or None."""
     known = ReferenceModel()
     known.entries = [_entry(number) for number in range(key, flushed, KEYS)]
     possible = [_entry(number) for number in range(key, begun, KEYS)]
@@ -106,8 +106,8 @@ def _main(root: Path, shared: Shared) -> None:
                         _ask(fresh, shared, rng, seen)
                     seen["fresh"] += 1
                 most = max(most, census(root, collect=False).below)
-                time.sleep(0.005)  # the writer gets on
-        except BaseException:  # noqa: BLE001 - told to the test
+                time.sleep(0.005)  # lets the writer progress
+        except BaseException:  # noqa: BLE001 - the test reports it
             troubles.append(traceback.format_exc())
 
     with IndexReader.open(root=root, query_threads=2) as kept:

@@ -1,4 +1,6 @@
-"""What this process holds open of a folder: descriptors, mappings, threads of the engine. From /proc, so Linux only."""
+"""The descriptors, mappings and engine threads that this process has open for a folder. It reads /proc, so it needs
+Linux.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _others: set[threading.Thread] = set()
 
 
 def begin_census() -> None:
-    """Leave out of what is counted from here on the threads of tests before: theirs is to be found there."""
+    """From here on, leave out the threads of earlier tests, which those tests check."""
     _others.clear()
     _others.update(_engine_threads())
 
@@ -25,7 +27,9 @@ def _engine_threads() -> list[threading.Thread]:
 
 @dataclass(frozen=True)
 class Census:
-    """`descriptors` counts the whole process's, `below` those of files below the folder, deleted ones too."""
+    """`descriptors` counts those of the whole process, `below` those of files below the folder, including deleted
+    files.
+    """
 
     descriptors: int
     below: int
@@ -34,12 +38,12 @@ class Census:
 
 
 def census(folder: Path, *, collect: bool = True) -> Census:
-    """Count; `collect` first frees what only reference cycles keep."""
+    """Count; `collect` first frees objects that only reference cycles keep."""
     if collect:
         gc.collect()
     targets = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor
             targets.append(str(Path(f"/proc/self/fd/{name}").readlink()))
     prefix = f"{folder}/"
     mappings = sum(prefix in line for line in Path("/proc/self/maps").read_text().splitlines())

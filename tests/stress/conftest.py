@@ -1,4 +1,6 @@
-"""What stress tests share: a disk that syncs nothing, a lowered switch interval, and services that are let go of."""
+"""Fixtures of stress tests: a disk that syncs nothing, a lowered switch interval, and services that are closed at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tiered_index import IndexService
 
 @pytest.fixture(autouse=True)
 def own_threads() -> None:
-    """Have a census count the threads of the test itself only."""
+    """Make a census count only the threads of this test."""
     begin_census()
 
 
@@ -26,7 +28,7 @@ def disk() -> UnsyncedDisk:
 
 @pytest.fixture
 def open_index(tmp_path: Path, disk: UnsyncedDisk) -> Iterator[Callable[..., IndexService]]:
-    """Open a writer at `tmp_path / root`; all are let go of at the end."""
+    """Open a writer at `tmp_path / root`; all are closed at the end."""
     opened = []
 
     def make(root: str = "root", **settings: Any) -> IndexService:

@@ -1,5 +1,5 @@
-"""Threads of one test: each works until it is done or somebody says stop; the first trouble stops all and is raised at
-the end.
+"""Threads of one test: each works until it is done or `stop` is called. The first error stops all, and is raised at the
+end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _PATIENCE_S = 170.0
 
 
 class Crew:
-    """Start workers with `begin`, let them end with `finish`. `stop` tells those without an end of their own to end."""
+    """Start workers by `begin`, and wait for them by `finish`. `stop` ends those that have no end of their own."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -39,13 +39,13 @@ class Crew:
         return self.begin(name, again)
 
     def wait_for(self, threads: list[threading.Thread]) -> None:
-        """Wait until these have ended."""
+        """Wait until these threads have ended."""
         for thread in threads:
             thread.join(_PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} hangs (seed {self.seed})"
 
     def finish(self) -> None:
-        """Stop and wait for everybody; raise the first trouble."""
+        """Stop all threads and wait for them; raise the first error."""
         self.stop.set()
         self.wait_for(self._threads)
         if self.troubles:

@@ -1,5 +1,5 @@
-"""The same calls at once from several threads: flush beside flush, seal beside seal, rounds of the life cycle beside
-each other.
+"""The same calls at once from several threads: flush beside flush, seal beside seal, life-cycle rounds beside each
+other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def service(open_index, storage):
 
 
 def at_once(crew, call, times=AT_ONCE):
-    """Begin `times` threads that make one call at the same moment; return what they returned."""
+    """Begin `times` threads that make one call at the same moment; return their results."""
     barrier, values = threading.Barrier(times), []
 
     def act():
@@ -45,7 +45,7 @@ def at_once(crew, call, times=AT_ONCE):
 
 
 def put(service, model, count, *, bad_clocks=True):
-    """Put so many further messages; the times of some are years ago."""
+    """Put so many more messages; the times of some are years ago."""
     first = len(model.entries)
     rows = [
         ("t", n % 4, KEYS[n % 9], n, 1 + n, 5_000 if bad_clocks and n % 50 == 7 else NOW_MS + n * 7919 % 90_000)
@@ -95,7 +95,7 @@ def test_rounds_of_the_life_cycle_do_each_step_once(service, storage, eager_swit
     assert {handle.place for handle in service.files()} == {"storage"}
     files = len(service.files())
     assert done == Counter(compacted=files, uploaded=files, retired=files)
-    # one object a file, none without a record
+    # one object per file, and no object without a record
     assert sorted(info.name for info in storage.list("data/")) == sorted(service.log_state.objects)
     assert len(service.log_state.objects) == files
     check(service, model)

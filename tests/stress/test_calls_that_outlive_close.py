@@ -1,7 +1,7 @@
-"""A call that had passed its check when `close` began, and is to be made only after it, must find that the index is
+"""A call checks that the index is open; then `close` begins. The call then continues, and must find that the index is
 closed.
 
-It took disk space in a root that was no longer locked and kept its descriptors, or compacted, uploaded and deleted
+Such a call used to take disk space in an unlocked root and keep its descriptors. Others compacted, uploaded and deleted
 there beside the next writer.
 """
 

@@ -1,8 +1,7 @@
-"""Whatever is opened and closed again leaves no descriptor, no mapping and no thread behind, and waits for no garbage
-collection.
+"""After a close, no descriptor, mapping or thread is left, even without a garbage collection.
 
-Cycles of every kind over every storage; writers and readers in which one call that could take a handle, or use one,
-fails.
+There are cycles of every kind over every storage. In some, one call of a writer or reader that could take or use a
+handle fails.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def opens_that_fail(place: Place) -> None:
         place.writer(root=place.folder / "another", storage_backend=down)
     with pytest.raises(StorageUnavailable):
         IndexReader.open(storage_backend=down)
-    # a root that is known starts without its storage
+    # a known root starts without its storage
     with place.writer(storage_backend=down, background=False) as service:
         place.put(service, 1)
         with pytest.raises(StorageUnavailable):
@@ -154,7 +153,7 @@ KINDS = (
 
 @pytest.fixture(autouse=True)
 def no_logging() -> Iterator[None]:
-    """No handler keeps a record, and with it an error, whose trace holds what it names."""
+    """Remove the handlers. A kept record would keep an error, whose trace keeps its objects."""
     logger = logging.getLogger("tiered_index")
     before = logger.handlers[:], logger.propagate
     logging.disable()
@@ -177,7 +176,9 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """What only a garbage collection would close is still open when the block ends."""
+    """Switch off the garbage collection, so that handles that only it would close are still open when the block
+    ends.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -187,8 +188,8 @@ def no_collection() -> Iterator[None]:
 
 
 def cycles_leave_nothing(place: Place, cycle: Callable[[Place], None], number: int) -> None:
-    # what is made once and kept: modules, the client's session, the server's end of a connection; by the second one
-    # obstore reads, and has its threads
+    # made once and kept: modules, the client's session, the server's end of a connection; in the second cycle, obstore
+    # reads and starts its threads
     for _ in range(2):
         cycle(place)
     with no_collection():
@@ -238,9 +239,7 @@ def test_a_close_lets_go_of_what_was_recovered_whoever_still_has_the_object(plac
 
 
 class FailingCall:
-    """Within the block the `nth` call of those that take or use a handle raises `error`; `met` says whether there was
-    one.
-    """
+    """Makes the `nth` call that takes or uses a handle raise `error` in the block. `met` says whether there was one."""
 
     OF_THE_SYSTEM = (
         *("open", "fstat", "pread", "pwrite", "ftruncate", "posix_fallocate", "replace", "link", "unlink"),
@@ -305,13 +304,13 @@ LIVES = (a_life, a_life_in_the_background, reading)
 
 
 def failing(place: Place, life: Callable[[Place], None], nth: int, error: Callable[[], BaseException]) -> bool:
-    """Let one call of a life fail, and count before and after; return whether there was such a call."""
+    """Make one call of a life fail, and count before and after; return whether there was such a call."""
     before = census(place.folder, collect=False)
     with FailingCall(nth, error) as call:
         try:
             life(place)
         except (TieredIndexError, MemoryError, RuntimeError):
-            pass  # nobody keeps it: its trace would keep what it names
+            pass  # the error is dropped: its trace would keep the objects that it names
     assert census(place.folder, collect=False) == before, f"{life.__name__}: call {nth} failed"
     assert (before.below, before.mappings, before.threads) == (0, 0, 0)
     return call.met
@@ -327,7 +326,7 @@ def every_call_fails(place: Place, error: Callable[[], BaseException], step: int
             for nth in itertools.count(1 + LIVES.index(life), step):
                 if not failing(place, life, nth, error):
                     break
-                life(place)  # nothing of what failed stands in its way
+                life(place)  # the failed life does not hinder the next
                 shutil.rmtree(place.folder)
                 shutil.copytree(as_it_was, place.folder)
 

@@ -1,7 +1,7 @@
-"""A process may have few descriptors open: 1,024, as Linux says by default, and here a tenth of that.
+"""A process may have few descriptors: 1,024 is Linux's default, and the limit here is a tenth of it.
 
-Files that wait for compaction, for the storage or for their retirement must not use them up, and a root of more files
-must open.
+Files that wait for compaction, for the storage or for retirement must not use them up. A root with more files must
+open.
 """
 
 from __future__ import annotations

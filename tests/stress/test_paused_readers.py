@@ -1,5 +1,5 @@
-"""A reader that stands still inside a search while its file moves on: nothing is deleted under it, it answers right,
-then the file goes.
+"""A reader pauses inside a search while its file moves on. The writer deletes the file only after the reader's right
+answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ASK = {
     "query": lambda service: service.query("t", "k", max_count=1000),
     "query_many": lambda service: service.query_many([Lookup(topic="t", key="k", max_count=1000)])[0],
 }
-# what each kind of look-up calls inside a search of a local file
+# the functions that each kind of lookup calls inside a search of a local file
 INSIDE = {"query": (LocalView, "find"), "query_many": (LocalView, "find_many")}
 
 
 class Pause:
-    """The first call of a function in the thread `reader` waits; `entered` and `go_on` are events."""
+    """The first call of a function in the thread `reader` waits. `entered` and `go_on` are events."""
 
     def __init__(self, monkeypatch, module, name):
         self.entered, self.go_on = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ def storage():
 
 @pytest.fixture
 def service(open_index, storage):
-    """One sealed file of `COUNT` messages, of which nothing is compacted yet."""
+    """One sealed file of `COUNT` messages, which is not compacted yet."""
     service = open_index(storage_backend=storage, background=False, local_keep_s=0.0, items=COUNT + 1)
     for number in range(COUNT):
         service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
@@ -61,7 +61,7 @@ def service(open_index, storage):
 
 
 def compact_only(service, storage):
-    """Bring the file as far as compacted/: its upload fails."""
+    """Compact the file; its upload fails."""
     storage.fail("put", name_prefix="data/")
     with pytest.raises(Exception, match="scripted fault"):
         service.run_lifecycle()
@@ -69,7 +69,9 @@ def compact_only(service, storage):
 
 
 def began(crew, pause, ask, service):
-    """Start the reader and wait until it stands still inside its search; return where its answer will be."""
+    """Start the reader and wait until it pauses inside its search; return its thread, and the list that gets its
+    answer.
+    """
     answers = []
     thread = crew.begin("reader", lambda: answers.append(ask(service)))
     assert pause.entered.wait(30)
@@ -85,8 +87,8 @@ def check(answers):
 @pytest.mark.parametrize("ask", ASK)
 @pytest.mark.parametrize("state", ["unsealed", "compacted"])
 def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monkeypatch, state, ask):
-    """Compacted, uploaded and retired under a reader: its file's local copies of this moment and before stay until it
-    has ended.
+    """The file is compacted, uploaded and retired meanwhile. Its local copies of this state and earlier ones stay until
+    the reader ends.
     """
     if state == "compacted":
         compact_only(service, storage)
@@ -100,7 +102,7 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
     # compacted/ and uploaded/ hold one file, which moves between them by renaming
     expected = {name, f"uploaded/{Path(name).name}"} if state == "unsealed" else {f"uploaded/{Path(name).name}"}
     assert files_below(tmp_path / "root") == expected
-    second = ASK[ask](service)  # another reader goes on meanwhile, in the storage
+    second = ASK[ask](service)  # another reader continues meanwhile, in the storage
     assert [item.offset for item in second] == list(reversed(range(COUNT)))
     assert files_below(tmp_path / "root") == expected, "another reader's end is not this one's"
     pause.go_on.set()
@@ -108,12 +110,14 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
     crew.finish()
     check(answers)
     service.run_lifecycle()
-    assert files_below(tmp_path / "root") == set(), "nobody stands in the way any more"
+    assert files_below(tmp_path / "root") == set(), "no reader uses the file any more"
 
 
 @pytest.mark.parametrize("ask", ASK)
 def test_a_reader_of_an_open_file_sees_it_fill_seal_and_go(service, tmp_path, monkeypatch, ask):
-    """It was inside the active file's search when that took more entries, was full, and went all the way."""
+    """The reader pauses inside the active file's search. That file gets more entries, is sealed, compacted, uploaded
+    and retired.
+    """
     crew, pause = Crew(2), Pause(monkeypatch, *INSIDE[ask])
     more = 3 * COUNT
     service.put("t", 0, "other", 10**6, 1, NOW_MS)
@@ -137,7 +141,7 @@ def test_a_reader_of_an_open_file_sees_it_fill_seal_and_go(service, tmp_path, mo
 
 
 def test_a_reader_in_the_storage_does_not_hold_up_local_files(service, storage, tmp_path):
-    """A cold read hangs: files that were replaced after it began wait for it, then all go at once."""
+    """A cold read hangs. Files replaced after it began wait for it, and are then deleted all at once."""
     service.seal()
     service.run_lifecycle()
     service.run_lifecycle()

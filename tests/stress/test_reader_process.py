@@ -1,5 +1,6 @@
-"""Another process reads the root while the writer rolls, compacts, uploads and retires: every answer is complete, holds
-what was flushed when it was asked, and nothing that was not put.
+"""Another process reads the root while the writer rolls, compacts, uploads and retires files.
+
+Every answer is complete. It has all entries flushed before the lookup, and none that were not put.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def python(*arguments: object) -> list[str]:
 
 
 def check_command(root: Path, shared: Shared, key: int) -> None:
-    """`tiered-index query --root` answers likewise."""
+    """`tiered-index query --root` gives the same answers."""
     flushed = shared.get("flushed")
     command = python("tiered_index.cli", "query", "t", f"k{key}", "--root", root, "--all", "--json")
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=REPOSITORY, check=False)
@@ -40,7 +41,7 @@ def check_command(root: Path, shared: Shared, key: int) -> None:
 
 
 def write_on(service, shared, crew, rolls, rng):
-    """Put, flush, seal and run the life cycle until that many files were begun."""
+    """Put, flush, seal and run the life cycle until the writer has begun that many files."""
     number, lived = 0, False
     while max((handle.sequence for handle in service.files()), default=0) < rolls and not crew.stop.is_set():
         for _ in range(rng.randrange(1, 2 * ITEMS)):
@@ -50,7 +51,7 @@ def write_on(service, shared, crew, rolls, rng):
         service.flush()
         shared.set("flushed", number)
         if not lived and len(service.files()) > 8:
-            # whatever the other threads come to, some files are in the storage
+            # whatever the other threads do, some files are in the storage
             service.run_lifecycle()
             service.run_lifecycle()
             lived = True

@@ -1,6 +1,7 @@
-"""A look at a root during which a file moves on leaves nothing that only the garbage collector could free.
+"""A reader opens a root while a file changes its state. It leaves no objects that only the garbage collector could
+free.
 
-Each left the mappings of that moment, and their descriptors, in a cycle of a kept error and its frame.
+Each open used to leave mappings and descriptors in a cycle of an error and its frame.
 """
 
 from __future__ import annotations

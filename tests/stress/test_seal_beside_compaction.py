@@ -1,7 +1,7 @@
 """A file counts as sealed only when its seal is written.
 
-A round of the life cycle that came in between compacted it and closed its descriptors under the seal, which then wrote
-to None, or to whichever file got the number next.
+A round of the life cycle once came before that. It compacted the file and closed its descriptors during the seal. Then
+the seal wrote to None, or to the file that got the number next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class HeldDisk(UnsyncedDisk):
-    """The next sync of the flusher's thread waits."""
+    """A disk that delays the next sync of the flusher's thread."""
 
     def __init__(self):
         self.armed, self.entered, self.go_on = False, threading.Event(), threading.Event()
@@ -36,7 +36,7 @@ def test_a_round_that_meets_a_seal_under_way_leaves_the_file_alone(open_index, m
     sealed = service._lifecycle._sealed
 
     def after_the_seal_began():
-        # the round has looked for old files; before it looks for sealed ones another thread seals
+        # the round has looked for old files; before it looks for sealed ones, another thread seals
         disk.armed = True
         crew.begin("sealer", service.seal)
         assert disk.entered.wait(30)
@@ -46,7 +46,7 @@ def test_a_round_that_meets_a_seal_under_way_leaves_the_file_alone(open_index, m
     service.run_lifecycle()
     monkeypatch.undo()
     disk.go_on.set()
-    crew.finish()  # raised TypeError: the descriptor was gone
+    crew.finish()  # used to raise TypeError: the descriptor was closed
     service.run_lifecycle()
     assert [item.offset for item in service.query("t", "k")] == [1]
     assert [handle.place for handle in service.files()] == ["uploaded"]

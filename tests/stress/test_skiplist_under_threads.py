@@ -1,7 +1,8 @@
 """`TimeRangeSkipList` under threads that insert, remove and scan with the switch interval lowered.
 
-Beside `tests/property/test_skiplist.py` (nothing is missed): what a scan yields is in order and was in the list at some
-moment of it, a scan that begins after a removal never meets the node, and rest finds the list whole.
+`tests/property/test_skiplist.py` checks that scans miss nothing. Here, a scan's nodes are in order, and each was in the
+list at some moment of the scan. A scan that begins after a removal never yields the removed node. At the end the list
+is whole.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Interval:
 
 
 def churn(crew, tested, rng, kept, gone, changes):
-    """Insert and remove at random, some of them far-reaching ones."""
+    """Insert and remove nodes at random, some with long ranges."""
     mine = []
     for number in range(changes):
         if crew.stop.is_set():
@@ -95,7 +96,9 @@ class File:
 
 
 def test_a_catalog_yields_each_file_once_in_every_moment_and_disposes_after_its_readers(eager_switches):
-    """Files grow, are replaced state by state, and go; a reader meets each once and nothing it met is disposed of."""
+    """Files grow, change their states, and are deleted. A reader gets each once, and no file is disposed of while it
+    reads.
+    """
     catalog, crew, disposed = Catalog(), Crew(3), set()
     begins = list(range(0, SPAN, 2))
 

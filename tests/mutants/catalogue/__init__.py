@@ -1,4 +1,4 @@
-"""The seeded defects, by the promise that they break. The test named is the fastest one that notices the defect."""
+"""The seeded defects, by the promise that they break. Each names the fastest test that notices it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects of what is believed: CRCs, sizes, names and sums that nobody compares."""
+"""Defects of checks: CRCs, sizes, names and sums that the code no longer compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects of answers: entries left out, answered twice, or an answer that is called complete and is not."""
+"""Defects of answers: entries left out or answered twice, or an incomplete answer that is called complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects of what survives a crash: syncs, their order, recovery, uploads and what is deleted behind them."""
+"""Defects of durability: syncs, their order, recovery, uploads, and deletions after them."""
 
 from __future__ import annotations
 

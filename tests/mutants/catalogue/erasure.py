@@ -1,4 +1,4 @@
-"""Defects of what must not be seen again: tombstones, horizons, rewritten segments and certificates."""
+"""Defects of erasure: tombstones, horizons, rewritten segments and certificates."""
 
 from __future__ import annotations
 

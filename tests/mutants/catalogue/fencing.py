@@ -1,4 +1,4 @@
-"""Defects of who may write: fences, epochs, put-if-absent with its lost answers, leases and locks."""
+"""Defects of fencing: fences, epochs, put-if-absent with lost responses, leases and locks."""
 
 from __future__ import annotations
 
