@@ -23,8 +23,7 @@ from tiered_index.cli.progress import Progress
 from tiered_index.format.names import lease_name
 from tiered_index.storage.opening import open_storage
 
-# colour, title, link, clipboard; the same as C1; direction marks, Unicode's line ends, delete, bells, carriage
-# returns
+# colour, title, link, clipboard; the same as C1; direction marks, Unicode line ends, delete, bells, returns
 CONTROLS = "\x1b[31m\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;aGk=\x07\x9b2J\x9d0;t\x9c\x90\u202e\u2066\u200f\u2028\u2029\x7f\b\r\v\f\x85"
 MARKUP = "[red]r[/red][link=http://x]l[/link]"
 TEXT = f"a{CONTROLS}{MARKUP}z"

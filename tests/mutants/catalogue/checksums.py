@@ -5,41 +5,41 @@ from __future__ import annotations
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
-entries-crc-skipped: entries are believed without their CRC32
+entries-crc-skipped: the CRC32 of entries is not checked
   in verified_entries
   - problem, batch.crc32, crc, offset=start
   + problem, crc, crc, offset=start
   tests/faults/test_damage.py::test_an_entry_that_rots_while_the_writer_runs_is_not_compacted
-slot-group-crc-skipped: slot groups are believed without their CRC32
+slot-group-crc-skipped: the CRC32 of slot groups is not checked
   in check_run
   - if (found := crc32(piece)) != run.crc32:
   + if (found := crc32(piece)) is None:
   tests/faults/test_damage.py::test_a_damaged_object_is_named_and_other_files_still_answer
-tail-crc-skipped: a trailer's tail is believed without its CRC32
+tail-crc-skipped: the CRC32 of a trailer's tail is not checked
   in Tail.decode
   - if found != crc:
   + if found is None:
   tests/unit/format/test_trailer.py::test_every_flipped_bit_is_noticed
-directory-crc-skipped: a directory is believed without its CRC32
+directory-crc-skipped: the CRC32 of a directory is not checked
   in parse_trailer
   - if (found := crc32(part)) != crc:
   + if (found := crc32(part)) != crc and name != "directory":
   tests/unit/format/test_trailer.py::test_every_flipped_bit_is_noticed
-directory-unchecked: a directory is believed that does not cover the items once
+directory-unchecked: a directory is accepted that does not cover each item once
   in parse_trailer
   - trailer.directory.check(trailer.metadata, tail.position, file)
   tests/regressions/test_bytes_of_wrong_meaning.py::test_lookups[overlapping]
-journal-of-another-file: a journal is believed that names another file than its name does
+journal-of-another-file: a journal is accepted that names another file than its own name does
   in parse_journal
   - file_id not in (None, journal.file_id)
   + file_id == ()
   tests/regressions/test_bytes_of_wrong_meaning.py::test_a_journal_that_names_another_file_leaves_that_one_alone
-metadata-crc-skipped: metadata are believed without their CRC32
+metadata-crc-skipped: the CRC32 of metadata is not checked
   in parse_trailer
   - if (found := crc32(part)) != crc:
   + if (found := crc32(part)) != crc and name != "metadata":
   tests/unit/format/test_trailer.py::test_every_flipped_bit_is_noticed
-items-that-the-filter-denies: verify passes a filter that denies items of the file
+items-that-the-filter-denies: verify accepts a filter that excludes items of the file
   in _FileCheck._sound_runs
   - if denied:
   + if denied < 0:
@@ -55,95 +55,95 @@ items-unverified-before-upload: a compacted file with damaged items is published
   - verify_runs(file)
   + verify_tables(file)
   tests/unit/service/test_uploads.py::test_damaged_items_are_not_published
-journal-crc-skipped: journal records are believed without their CRC32
+journal-crc-skipped: the CRC32 of journal records is not checked
   in _payload_at
   - == crc else None
   + is not None else None
   tests/unit/format/test_journal.py::test_every_flipped_bit
-journal-record-lost: a journal that lost a record in its middle is believed
+journal-record-lost: a journal that lacks a record in the middle is accepted
   in _apply
   - batch.first != journal.count + 1 or
   tests/unit/format/test_journal.py::test_a_lost_record_is_noticed
-journal-damage-taken-for-crash: a damaged record before a whole one passes for a torn last write
+journal-damage-taken-for-crash: a damaged record before a whole one counts as a torn last write
   in parse_journal
   - raise CorruptFile(file, "damaged record before a whole one", offset=position)
   + break
   tests/unit/format/test_journal.py::test_damaged_middle_names_where
-log-crc-skipped: log records are believed without their CRC32
+log-crc-skipped: the CRC32 of log records is not checked
   in decode_document
   - if not mark or tail != expected:
   + if not mark:
   tests/faults/test_damaged_log.py::test_a_flipped_bit_anywhere_in_a_record_is_found
-log-record-lost: a log with a hole is read as if nothing were missing
+log-record-lost: a log with a hole is read as a whole one
   in StorageLog._records_behind
   - "the log has a hole before this record", expected, number_of(info.name))
   + "the log has a hole before this record", expected, expected)
   tests/unit/service/test_checkpoints.py::test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes
-log-number-unchecked: a record that stands under another number is believed
+log-number-unchecked: a record under another number is accepted
   in LogReplay.add
   - now.number + 1, record.number
   + record.number, record.number
   tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage
-object-of-another-file: an object is believed though it is not the file that the log names
+object-of-another-file: an object is accepted that is not the file that the log names
   in verified_trailer
   - found = (meta.file_id, meta.count,
   + found = (stored.file_id, meta.count,
   tests/unit/service/test_uploads.py::test_an_object_that_is_another_file_is_damage
-checkpoint-number-unchecked: a checkpoint that stands under another number is believed
+checkpoint-number-unchecked: a checkpoint under another number is accepted
   in Checkpoints.states
   - "the number differs from the checkpoint name", one.number, state.number
   + "the number differs from the checkpoint name", one.number, one.number
   tests/unit/service/test_checkpoints.py::test_a_damaged_checkpoint_is_not_one_of_the_two
-s3-range-unchecked: another range than the one that was asked for is returned
+s3-range-unchecked: a read returns another range than the requested one
   in Reads._range
   - if (first, behind) != (start, end):
   + if first is None:
   tests/storage/test_s3_answers.py::test_a_range_that_is_not_what_was_asked_is_never_returned
-s3-suffix-unchecked: other bytes than the object's last ones are returned as its end
+s3-suffix-unchecked: a read of an object's end returns other bytes
   in Reads._suffix
   - or behind != total
   tests/storage/test_s3_answers.py::test_suffix_answers_are_verified
-range-of-any-length: a range that came back longer is taken for the one asked for
+range-of-any-length: a range longer than the requested one is accepted
   in ColdPath._get
   - if len(data) != length:
   + if len(data) < length:
   tests/unit/service/cold/test_never_believed.py::test_a_range_always_answered_wrongly_is_corrupt[native-long]
-cache-entry-unchecked: an entry of the local cache is believed without its CRC32
+cache-entry-unchecked: the CRC32 of entries of the local cache is not checked
   in CacheFolder._read
   - if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") != crc32:
   + if not piece:
   tests/unit/service/cold/test_local_cache.py::test_no_flipped_byte_of_an_entry_is_believed[trailer]
-cache-entry-of-another-object: an entry copied to another object's name is believed
+cache-entry-of-another-object: a cache entry copied to another object's name is accepted
   in CacheFolder._seed
   - zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
   + 0
   tests/unit/service/cold/test_local_cache.py::test_what_is_not_this_entry_is_fetched_again[_other_object-filter]
-local-part-unverified: an upload is completed of parts that are not the ones named
+local-part-unverified: an upload is completed with other parts than those named
   in LocalStorage._read_parts
   - if digest.hexdigest() != part.etag:
   + if not part.etag:
   tests/storage/test_conformance.py::TestLocalStorage::test_completing_with_wrong_parts_is_refused
-staged-damage-compacted: staged entries are believed without their CRC32
+staged-damage-compacted: the CRC32 of staged entries is not checked
   in _verified_range
   - problem, expected, found, offset=start + at
   + problem, found, found, offset=start + at
   tests/unit/service/staging/test_damage.py::test_a_flipped_bit_among_staged_entries_is_found
-adopted-unseen: an object of another size than the log says is believed
+adopted-unseen: an object is accepted whose size differs from the log's
   in Staging._adopt
   - check_size(storage, stored, "the local file")
   + storage.head(stored.name)
   tests/unit/service/staging/test_damage.py::test_an_object_of_another_size_is_not_believed
-shard-order-unchecked: verify passes over the border of two blocks
+shard-order-unchecked: verify does not compare the border of two blocks
   in _FileCheck._unpacked
   - before, self._before = self._before, items[-1:]
   + before = self._before
   tests/unit/format/test_verify_shard.py::test_order_across_blocks
-shard-sum-unchecked: verify believes a shard's checksum
+shard-sum-unchecked: verify does not check a shard's checksum
   in _FileCheck.runs
   - meta.more.get("checksum", sum_found)),
   + sum_found),
   tests/unit/format/test_verify_shard.py::test_seconds_topics_filters_and_counts
-sum-without-times: entries of other times have the checksum of the right ones
+sum-without-times: entries with other times have the checksum of the right ones
   in entry_hashes
   - if name != "time_diff_s"), seconds)
   + if name != "time_diff_s"), np.zeros(len(seconds), np.int64))
@@ -160,12 +160,12 @@ copy-of-damage: a damaged object is copied
   + if False:
   +     raise CorruptFile(one.name, f"{found[0].part}
   tests/unit/service/copies/test_completeness.py::test_nothing_damaged_is_copied_and_the_name_is_told
-copy-of-what-was-not-checked: other bytes are sent than were checked: a window was read twice, and differed
+copy-of-what-was-not-checked: a copy reads a window twice, and sends other bytes than it checked
   in _check.once
   - CorruptFile.unless_equal(one.name, "two reads of the same bytes differ", sums[start], crc32)
   + assert crc32 is not None
   tests/unit/service/copies/test_completeness.py::test_what_is_sent_is_what_was_checked
-probe-believes-the-answer: a server that refuses a put and yet stores it passes the probe
+probe-believes-the-answer: a server that refuses a put but stores it passes the probe
   in _honours_put_if_absent
   - is_honoured = storage.get(unique) == b"first"
   + is_honoured = bool(storage.get(unique))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
-range-end-exclusive: an entry of the range's last second is left out
+range-end-exclusive: a lookup leaves out an entry of the range's last second
   in _in_lookup
   - (seconds <= lookup.second_max)
   + (seconds < lookup.second_max)
   tests/unit/service/test_parts_of_lookups.py::test_both_ends_of_the_range_are_in_it
-range-begin-exclusive: an entry of the range's first second is left out
+range-begin-exclusive: a lookup leaves out an entry of the range's first second
   in _in_lookup
   - (seconds >= lookup.second_min)
   + (seconds > lookup.second_min)
@@ -20,72 +20,72 @@ batch-range-exclusive: batched lookups leave out the range's last second
   - (seconds <= self.second_max[lookups])
   + (seconds < self.second_max[lookups])
   tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]
-reader-file-end-exclusive: a reader passes over a file whose last second is the range's first one
+reader-file-end-exclusive: a reader skips a file whose last second is the range's first one
   in IndexView.handles
   - handle.second_max >= second_min
   + handle.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
-order-by-second: answers come oldest first
+order-by-second: answers are in rising order of time
   in rows.py:answer_order
   - ~rows["offset"], -rows["second"], *owners]
   + ~rows["offset"], rows["second"], *owners]
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
-order-by-offset: within a second answers come by rising offset
+order-by-offset: within a second, answers are in rising order of offset
   in rows.py:answer_order
   - ~rows["offset"], -rows["second"], *owners]
   + rows["offset"], -rows["second"], *owners]
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
-identity-without-queue: messages of one offset in two queues are one answer
+identity-without-queue: messages of one offset in two queues become one answer
   in rows.py:answer_order
   - for name in ("queue_id", "offset", *
   + for name in ("offset", *
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
-identity-kept-twice: an entry that was put twice is two answers
+identity-kept-twice: an entry that was put twice becomes two answers
   in rows.py:answer_order
   - kept[again] = False
   + kept[again] = True
   tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set
-identity-without-topic: entries of another topic whose key has the same hash are answers, too
+identity-without-topic: answers include entries of another topic whose key has the same hash
   in select_items
   - topic_ids is not None and len(places)
   + topic_ids is None and len(places)
   tests/unit/service/test_hash_rules.py::test_each_topic_has_its_own_answers
-one-answer-too-many: an answer holds one more than max_count (RocketMQ 10471)
+one-answer-too-many: an answer has one entry more than max_count (RocketMQ 10471)
   in TopK.answers
   - return self._rows[: self._max_count],
   + return self._rows[: self._max_count + 1],
   tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
-file-skipped-one-second-early: a file is skipped though it ends in the second of the last answer
+file-skipped-one-second-early: a file is skipped although it ends in the second of the last answer
   in TopK.can_skip
   - second_max >= self._cutoff
   + second_max > self._cutoff
   tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
-skipped-file-called-complete: an answer that left files out is called complete
+skipped-file-called-complete: an answer that left out files is called complete
   in TopK.answers
   - self.skipped or len(self._rows) > self._max_count
   + len(self._rows) > self._max_count
   tests/unit/service/test_paging_and_cursors.py::test_an_answer_that_left_files_out_is_not_called_complete
-failed-file-called-complete: an answer is called complete though a file could not be read
+failed-file-called-complete: an answer is called complete although a file could not be read
   in QueryEngine.query
   - status="partial" if failed else "truncated" if more
   + status="truncated" if more
   tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
-failed-batch-called-complete: a batched answer is called complete though a file could not be read
+failed-batch-called-complete: a batch's answer is called complete although a file could not be read
   in QueryResults._result
   - "partial" if failed else "truncated" if more
   + "truncated" if more
   tests/property/test_query_many.py::test_a_lost_object_fails_the_batch_or_is_named
-failure-is-a-short-list: a file that can't be read makes the answer short instead of an error
+failure-is-a-short-list: an unreadable file makes the answer short, without an error
   in QueryEngine._read
   - if scan.errors and run.fails(scan):
   + if scan.errors and run.fails(scan) and not scan.notes:
   tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept
-lost-object-is-a-short-list: an object that is gone though the log names it is passed over
+lost-object-is-a-short-list: an object that the log names but the storage lacks is skipped
   in LookupRun._were_removed
   - if lost and not self.allow_partial:
   + if lost and not self._read_log:
   tests/faults/test_damage.py::test_a_lost_object_is_a_failure_never_a_short_list
-removed-object-not-looked-up-again: a lookup fails where an object was removed by a later record
+removed-object-not-looked-up-again: a lookup fails because a later record removed an object
   in LookupRun._were_removed
   - if error.name in state.objects]
   + if state.objects or state.number]
@@ -95,61 +95,61 @@ cursor-repeats-its-last: a page begins with the last answer of the page before
   - else values > bound)
   + else values >= bound)
   tests/property/test_cursors.py::test_pages_of_a_key_with_thousands_of_entries[native-0-64-64]
-cursor-skips-ties: a page leaves out answers of the second that the page before ended in
+cursor-skips-ties: a page leaves out answers of the last second of the page before
   in _in_lookup
   - later |= equal & (values < bound
   + later |= equal & (name == "second") & (values < bound
   tests/property/test_cursors.py::test_pages_of_a_key_with_thousands_of_entries[native-0-64-64]
-strangers-answer: a file of another schema takes part in answers
+strangers-answer: answers include entries of a file of another schema
   in _Recovery.run
   - self._set_strangers_aside(layout)
   tests/regressions/test_files_of_another_schema.py::test_it_is_named_kept_and_never_published
-true-interval-lost: a compacted file's interval begins at its begin, so that late messages are not found (RocketMQ 10268)
+true-interval-lost: a compacted file's interval begins at its begin time, so that it hides late messages (RocketMQ 10268)
   in Compaction.__init__
   - begin_ms // 1000 + int(differences.min())
   + begin_ms // 1000
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
-group-before: a slot that begins a group is looked up in the one before
+group-before: the first slot of a group is looked up in the group before
   in Directory.runs
   - _first_slots.searchsorted(slot, "right")) - 1
   + _first_slots.searchsorted(slot, "left")) - 1
   tests/unit/format/test_compacted.py::test_runs_skip_right_blocks
-block-bound-exclusive: a block whose newest second is the range's first one is not read
+block-bound-exclusive: a block is not read if its newest second is the range's first one
   in Directory.runs
   - & (blocks["second_max"] >= second_min)
   + & (blocks["second_max"] > second_min)
   tests/unit/format/test_compacted.py::test_runs_skip_right_blocks
-chain-cut-at-limit: a chain that is longer than the limit is cut there, as RocketMQ's are at 512
+chain-cut-at-limit: a chain longer than the limit is cut there, as RocketMQ's are at 512
   in format/unsealed.py:walk_chains
   - if np.any(index > 0):
   + if False:
   tests/unit/format/test_unsealed.py::test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall[NumPy]
-chain-cut-between-batches: a chain ends where a batch begins
+chain-cut-between-batches: a chain ends at the begin of a batch
   in UnsealedTable._insert
   - previous[firsts] = heads[slots[firsts]]
   + previous[firsts] = 0 * heads[slots[firsts]]
   tests/unit/format/test_unsealed.py::test_batches_split_anywhere_equal_single_inserts
-hash-min-value-lookup: Integer.MIN_VALUE stays 2**31 in a lookup's numbers
+hash-min-value-lookup: a lookup leaves Integer.MIN_VALUE as 2**31
   in lookup_numbers
   - return mask if java == mask else -java & 0x7FFFFFFF, mask
   + return mask if java == mask else -java & 0xFFFFFFFF, mask
   tests/unit/format/test_hashing.py::test_min_value_becomes_zero
-filter-without-fingerprints: a file's filter holds key hashes alone, and lookups ask for hash and fingerprint
+filter-without-fingerprints: a file's filter has only key hashes, but lookups ask for hash and fingerprint
   in Compaction._ordered
   - items["fingerprint"] if schema.keyed else None
   + None
   tests/unit/format/test_bloom.py::test_compacted_files_hold_the_filter_of_their_items
-packed-run-without-its-end: of a run that goes on in the next piece the items of this one are lost
+packed-run-without-its-end: a run that continues in the next piece loses its items of this piece
   in Compaction._written
   - low, waiting = high, items[end:]
   + low, waiting = high, items[len(items) :]
   tests/unit/format/test_packed_file.py::test_equals_lists_per_slot
-skiplist-begin-exclusive: a handle that ends in the range's first second is not found
+skiplist-begin-exclusive: a scan misses a handle that ends in the range's first second
   in TimeRangeSkipList.overlapping
   - begin <= node.end and
   + begin < node.end and
   tests/property/test_skiplist.py::test_it_yields_what_a_sorted_list_yields
-catalog-remove-before-insert: for a moment neither a file nor its successor is in the list
+catalog-remove-before-insert: for a moment the list has neither a file nor its successor
   in Catalog.put
   - self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
   - if old is not None:
@@ -163,37 +163,37 @@ catalog-begin-not-extended: a file's interval does not grow with late entries
   - begin, end = min(old.begin, handle.second_min),
   + begin, end = old.begin,
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
-batch-done-with-a-hole: a lookup of a batch is done though a block before its answers isn't read
+batch-done-with-a-hole: a lookup of a batch ends although a block before its answers is unread
   in GiantSlot.settle
   - np.logical_or.accumulate(unread, axis=0) & self._needing
   + np.logical_or.accumulate(unread & False, axis=0) & self._needing
   tests/unit/service/test_parts_of_lookups.py::test_what_was_read_behind_a_hole_does_not_make_a_page[True]
-broken-index-is-an-empty-folder: an index below a prefix that lost its log is passed over as if it held nothing
+broken-index-is-an-empty-folder: an index below a prefix that lost its log is skipped as if it were empty
   in IndexReader._open_child
   - if next(iter(child.list(epoch_name(1))), None) is not None:
   + if child is None:
   tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
-ties-of-sources-lost-between-pages: a page leaves out what a later source has at the cursor's very place
+ties-of-sources-lost-between-pages: a page leaves out entries of a later source at the cursor's exact place
   in SourcedFile.search
   - if self._number > last:
   + if self._number < last:
   tests/unit/service/several/test_one_order.py::test_pages_by_readers_of_other_orders_and_of_one_source_more[False-2]
-complete-however-old: an answer is complete though the log has been hanging for hours
+complete-however-old: an answer is called complete although the log has not responded for hours
   in Refreshed._oldest_s
   - return self._interval_s + max(self._interval_s, _OVERDUE_S)
   + return 1e9
   tests/unit/service/cold/test_overdue_logs.py::test_one_that_may_make_no_request_is_not_complete_either
-merge-window-border: the last second of a window goes to no table
+merge-window-border: no table gets the last second of a window
   in TableRun.add
   - piece.seconds < window.begin_s + window.window_s
   + piece.seconds < window.begin_s + window.window_s - 1
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]
-kafka-archive-skips: the archive continues behind the indexed records, though none of them is archived
+kafka-archive-skips: the archive continues after the indexed records, although none of them is archived
   in KafkaArchiver._begin
   - return max(begin, due)
   + return max(begin, due) if known is not None else until
   tests/kafka/test_archive.py::test_records_that_were_indexed_before_are_read_again_for_the_archive
-kafka-archive-of-another-log: records of a topic that was made again are archived as those of the one before
+kafka-archive-of-another-log: records of a topic that was created again are archived as those of the old topic
   in KafkaArchiver._check_log
   - self._ask_id(name.topic) != name.topic_id
   + not self._ask_id(name.topic)
@@ -203,7 +203,7 @@ kafka-shows-collisions: a record of another key with an equal hash is shown as a
   - carried = self.key is None or carries(record, self.key)
   + carried = True
   tests/kafka/test_messages.py::test_a_colliding_key_is_never_shown_as_a_match[True]
-kafka-range-of-an-error: the begin of a partition is read out of an answer that is an error
+kafka-range-of-an-error: the begin of a partition is read from an error response
   in range_of
   - if found.error is not None:
   + if found.error is not None and found.offset >= 0:

@@ -15,7 +15,7 @@ disk-folder-fsync-dropped: a sync of a folder never reaches the system
   - os.fsync(descriptor)
   + pass
   tests/unit/storage/test_disk.py::test_syncs_reach_the_system
-disk-space-only-promised: the next file's space is a hole, not blocks: a full disk strikes later
+disk-space-only-promised: the next file's space is a hole without blocks, so that a full disk fails later
   in Disk.allocate
   - os.posix_fallocate(descriptor, start, size_bytes)
   + os.ftruncate(descriptor, start + size_bytes)
@@ -24,7 +24,7 @@ disk-rename-before-sync: a compacted file gets its name before its bytes are dur
   in Disk.write_file
   - self.sync(descriptor)
   tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]
-disk-publish-without-folder-sync: a published file's name is not durable when its predecessor goes
+disk-publish-without-folder-sync: a published file's name is not durable when its predecessor is deleted
   in Disk.publish
   - self.rename(temporary, target)
   -         self.sync_folder(target.parent)
@@ -50,16 +50,16 @@ append-journal-before-entries: the journal's record is written before the entrie
   + if len(batch):
   +     self._disk.pwrite(self._descriptor, data
   tests/reliability/test_crashes.py::test_every_crash[writing]
-begin-folder-unsynced: a new file takes entries before its name is durable
+begin-folder-unsynced: a new file accepts entries before its name is durable
   in UnsealedFile.begin
   - disk.sync_folder(root.folder(UNSEALED))
   tests/reliability/test_crashes.py::test_every_crash[writing]
-append-goes-on-after-failed-sync: a file takes more entries after a sync of it has failed
+append-goes-on-after-failed-sync: a file accepts more entries after a failed sync
   in UnsealedFile.append
   - self.failed = True  # until the last line
   + pass
   tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
-append-visible-before-durable: a batch is counted and searchable before it is durable
+append-visible-before-durable: a batch is counted and can be found before it is durable
   in UnsealedFile.append
   - if len(batch):
   -     self._disk.pwrite(self._descriptor, data
@@ -68,17 +68,17 @@ append-visible-before-durable: a batch is counted and searchable before it is du
   + if len(batch):
   +     self._disk.pwrite(self._descriptor, data
   tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one
-recovery-trusts-what-it-reads: a journal's last record counts as durable though its sync may have failed
+recovery-trusts-what-it-reads: a journal's last record counts as durable although its sync may have failed
   in UnsealedFile.recover
   - root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
   + pass
   tests/regressions/test_bursts_of_disk_faults.py::test_recovery_writes_again_what_a_failed_sync_may_not_have_written
-given-up-half: a file that is given up is deleted though its journal may say entries
+given-up-half: an abandoned file is deleted although its journal may have entries
   in drop_unbegun
   - root.disk.publish(temporary, journal_path)
   + pass
   tests/regressions/test_bursts_of_disk_faults.py::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went
-compact-deletes-first: the unsealed file goes before its compacted form has its name
+compact-deletes-first: the unsealed file is deleted before its compacted form has its name
   in Lifecycle._compact
   - root.write_file(target, pieces, f"compacting
   + root.disk.unlink(file.journal_path)
@@ -91,7 +91,7 @@ local-put-name-unsynced: an object's name is not durable when the put returns
   -             self.disk.sync_folder(target.parent)
   + absent)
   tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put_if_absent]
-local-folder-unsynced: the folder that an object lies in is not durable when the put returns
+local-folder-unsynced: an object's folder is not durable when the put returns
   in DurableFiles.make_folder
   - # Also for an existing folder: another process may have made it without syncing its parent yet.
   - self.disk.sync_folder(folder.parent)
@@ -106,17 +106,17 @@ sqlite-commit-unsynced: a commit does not wait for the disk
   - PRAGMA synchronous=FULL
   + PRAGMA synchronous=NORMAL
   tests/storage/test_sqlite_locks.py::test_a_commit_waits_for_the_disk
-recovery-keeps-temporaries: half-made work of a crash is never deleted
+recovery-keeps-temporaries: temporary files of a crash are never deleted
   in _Recovery.run
   - for path in temporaries:
   + for path in temporaries[:0]:
   tests/reliability/test_crashes.py::test_every_crash[writing]
-recovery-prefers-unsealed: of a file that is both unsealed and compacted the earlier state is kept beside the later one
+recovery-prefers-unsealed: if a file is both unsealed and compacted, recovery keeps the earlier state, too
   in _Recovery._recover_unsealed
   - state is not None and file_id not in local and self._has_newer_journal(file_id, state)
   + path.exists() or state is not None and file_id not in local and self._has_newer_journal(file_id, state)
   tests/unit/service/test_uploads.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]
-recovery-trusts-compacted: an unsealed file is dropped for a compacted one whose items don't verify
+recovery-trusts-compacted: an unsealed file is dropped although the items of its compacted form fail the check
   in _Recovery._recover_compacted
   - verify_runs(file)
   tests/faults/test_damage.py::test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form
@@ -124,12 +124,12 @@ recovery-drops-before-the-name: an unsealed file is dropped before the name of i
   in _Recovery._recover_unsealed
   - root.disk.sync_folder(root.folder(COMPACTED))
   tests/regressions/test_bursts_of_disk_faults.py::test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one
-recovery-believes-short-journal: a journal that lost durable entries passes for a short file
+recovery-believes-short-journal: a journal that lacks durable entries counts as a short file
   in _Recovery._recover_unsealed
   - claims.get(file_id, 0)
   + 0
   tests/regressions/test_lost_end_of_a_journal.py::test_what_a_journal_lost_is_damage_where_a_younger_file_is
-recovery-forgets-damage: a file that can't be read is left out: a short answer without a word
+recovery-forgets-damage: recovery leaves out an unreadable file, so that answers are short without an error
   in _Recovery._recover_unsealed
   - self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)
   + del typed
@@ -140,13 +140,13 @@ recovery-forgets-positions: durable positions of unsealed files are lost at a re
   + if not isinstance(file, UnsealedFile):
   +     found.positions = max_positions(found.positions, own_positions(file))
   tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file
-recovery-chains-not-rebuilt: entries of a recovered file are there but no chain leads to them
+recovery-chains-not-rebuilt: a recovered file has entries, but no chain leads to them
   in UnsealedTable.load
   - self.heads[:] = self._next_heads
   -         self.end_ms
   + self.end_ms
   tests/reliability/test_crashes.py::test_every_crash[writing]
-reader-forgets-damage: a reader beside the writer leaves out an unsealed file that it can't read
+reader-forgets-damage: a reader beside the writer leaves out an unreadable unsealed file
   in RootView._look
   - except (TieredIndexError, ValueError) as error:
   + except (TieredIndexError, ValueError) as error:
@@ -157,7 +157,7 @@ staged-though-it-may-go-on: a file whose seal is not durable is staged
   - return self.sealed and not self.failed
   + return self.sealed
   tests/unit/service/staging/test_staged_files.py::test_a_file_that_is_not_sealed_durably_is_compacted_here
-adopted-before-the-position: the local copy that is the last to say a position goes
+adopted-before-the-position: the last local copy that states a position is deleted
   in Staging.finish
   - kept.file_id not in needed
   + kept
@@ -170,39 +170,39 @@ lives-gap-while-flushed: entries leave the buffer before a file shows them
   + try:
   +     for appender, run in current:
   tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound
-positions-lost-on-retire: a local copy goes though nothing else says a source's position
+positions-lost-on-retire: a local copy is deleted although nothing else states a source's position
   in Lifecycle._retirable
   - if file.file_id in needed:
   + if needed is None:
   tests/unit/service/test_buffer_flush_catalog.py::test_a_local_copy_stays_while_it_alone_says_a_position
-kept-log-older-than-a-deletion: the log that a root keeps stays as it was where a later one can't be written
+kept-log-older-than-a-deletion: the root's old log stays although a later one can't be written
   in KeptLog.keep
   - self._root.disk.unlink(self.path)
   + pass
   tests/unit/service/test_kept_log.py::test_a_failing_disk_keeps_none_rather_than_an_earlier_one
-retired-though-the-object-is-cut: the local copy goes though the storage's object has another size
+retired-though-the-object-is-cut: the local copy is deleted although the storage's object has another size
   in Lifecycle._retire
   - check_size(self._context.session.storage, stored, "its local copy")
   + assert stored is not None
   tests/unit/service/test_uploads.py::test_a_local_copy_stays_while_its_object_is_not_whole
-retention-before-the-log: a file is taken for uploaded before the log names its object
+retention-before-the-log: a file counts as uploaded before the log names its object
   in Lifecycle._upload
   - make = publishing(session.epoch
   + self._move(file)
   + make = publishing(session.epoch
   tests/unit/service/test_uploads.py::test_a_file_is_not_taken_for_uploaded_before_the_log_names_it
-positions-ahead-of-quarantine: the log says positions while entries wait in quarantine
+positions-ahead-of-quarantine: the log states positions while entries wait in quarantine
   in LocalFiles.durable_positions
   - h.lane == QUARANTINE or h.sequence
   + h.sequence
   tests/unit/service/test_buffer_flush_catalog.py::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine
-buffer-accepts-in-part: a call that is pushed back leaves its entries in the buffer
+buffer-accepts-in-part: a refused call leaves its entries in the buffer
   in WriteBuffer.append_columns
   - self._admit(len(columns["second"]), size_bytes)
   + self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)
   + self._admit(len(columns["second"]), size_bytes)
   tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole
-buffer-released-before-durable: a flush that fails lets go of what it did not write
+buffer-released-before-durable: a failed flush drops the entries that it did not write
   in Flusher._run_round
   - self.error = error
   - raise
@@ -222,7 +222,7 @@ positions-with-the-first-piece: a batch's position is durable with its first pie
   - self._append(file, piece, run.positions if last else {})
   + self._append(file, piece, run.positions)
   tests/reliability/test_crashes.py::test_every_crash[writing]
-log-positions-go-back: a record with smaller positions takes the log's positions back
+log-positions-go-back: a record with smaller positions decreases the log's positions
   in LogReplay.add
   - max_positions(now.positions, record.positions)
   + now.positions | record.positions
@@ -233,19 +233,19 @@ sqlite-named-before-its-body: an object is visible before its last rows
   + draft = self._write_batch(doing, draft, data, batch)
   + self._pool.write(doing, lambda connection, body=draft: name_it(connection, body))
   tests/storage/test_sqlite_rows.py::test_a_big_object_is_invisible_until_its_last_transaction
-orphans-of-any-age: what is being uploaded is deleted before it can be published
+orphans-of-any-age: uploads in progress are deleted before they can be published
   in find_orphans
   - if info.modified_ms < before_ms or info.name in over]
   + if info.modified_ms <= now_ms]
   tests/unit/service/merge/test_readers_and_writers.py::test_orphans_are_what_nobody_names_and_old_enough
-orphans-of-an-old-log: what was published while a sweep looked is deleted
+orphans-of-an-old-log: objects that were published during a sweep are deleted
   in find_orphans
   - state = log.refresh()
   - removed =
   + state = log.state
   + removed =
   tests/unit/service/merge/test_sweeps_and_pages.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
-expiry-deletes-before-the-record: objects are deleted, and the log still names them
+expiry-deletes-before-the-record: objects are deleted while the log still names them
   in record_expiry.make
   - return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
   + log.storage.delete_many(names)
@@ -258,7 +258,7 @@ copy-publishes-before-the-last-object: the record names an object that is not th
   +     self._publish(self.log.state)
   + for future in [pool.submit(self._bring, one) for one in parts]:
   tests/unit/service/copies/test_completeness.py::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one
-merge-of-part-of-a-source: a source that was read in part is removed whole
+merge-of-part-of-a-source: a source that was only partly read is removed as a whole
   in check_results
   - problem, stored.count, read)
   + problem, stored.count, max(stored.count, read))
@@ -268,7 +268,7 @@ merge-keeps-its-sources: the record adds the tables and leaves the files
   - stored, names, left_out=
   + stored, names[1:], left_out=
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]
-catalog-reclaim-under-a-reader: a file goes while a lookup that began before may need it
+catalog-reclaim-under-a-reader: a file is deleted while an older lookup may need it
   in Catalog.reclaim
   - min(list(self._readers.values()), default=self._generation + 1)
   + self._generation + 1

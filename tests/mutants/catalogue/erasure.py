@@ -5,27 +5,27 @@ from __future__ import annotations
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
-erase-the-neighbour-queue: a merge leaves out all queues of a topic of which one was erased
+erase-the-neighbour-queue: a merge leaves out all queues of a topic although only one was erased
   in Tombstones.hides
   - hidden |= mine & (items["queue_id"] == queue_id) & (seconds < begin)
   + hidden |= mine & (seconds < begin)
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
-erase-the-neighbour-key: a merge leaves out keys whose fingerprint is another one
+erase-the-neighbour-key: a merge leaves out keys with another fingerprint
   in Tombstones._hide_keys
   - found &= items["fingerprint"][likely] == stone.fingerprint
   + found &= True
   tests/unit/service/test_erase.py::test_a_key_of_an_equal_hash_goes_too_without_fingerprints
-erase-the-neighbour-topic: a merge leaves out other topics' entries before the moment
+erase-the-neighbour-topic: a merge leaves out entries of other topics from before that time
   in Tombstones.hides
   - mine = ids == topic_id
   + mine = ids >= 0
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-topic]
-erased-shown-by-one-lookup: a lookup shows what was erased and is still there
+erased-shown-by-one-lookup: a lookup shows erased entries whose bytes are still there
   in QueryEngine.query
   - kept = logs.kept(lookup)
   + kept = {}
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
-erased-shown-by-window-tables: a lookup shows what was erased and lies in a window table
+erased-shown-by-window-tables: a lookup shows erased entries of a window table
   in QueryEngine.query.look
   - kept.get((handle.source, handle.hash)) or lookup.under(handle.hash)
   + type(handle).__name__ != "WindowTable" and kept.get((handle.source, handle.hash)) or lookup.under(handle.hash)
@@ -40,37 +40,37 @@ erased-shown-behind-a-cursor: a further page shows entries of an erased queue
   - for queue_id, begin in lookup.queues:
   + for queue_id, begin in () if lookup.after is not None else lookup.queues:
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]
-erased-shown-by-a-batch: a batch of lookups shows what was erased
+erased-shown-by-a-batch: a batch of lookups shows erased entries
   in QueryEngine.query_many
   - kept = logs.kept(batch)
   + kept = {}
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
-erased-shown-by-exports: merges and exports keep what was erased
+erased-shown-by-exports: merges and exports keep erased entries
   in Expired.keeps
   - return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept
   + return kept
   tests/unit/service/test_erase.py::test_an_export_and_the_topics_leave_it_out
-erase-deletes-before-the-record: objects are deleted, and the log still names them
+erase-deletes-before-the-record: objects are deleted while the log still names them
   in _record.make
   - return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)
   + log.storage.delete_many(names)
   + return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)
   tests/unit/service/test_erase.py::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one
-erase-removes-a-table-for-one-shard: a window table goes whole since one of its shards holds nothing else
+erase-removes-a-table-for-one-shard: a window table is removed as a whole because one shard has only erased entries
   in names_of_nothing_else
   - for group in groups(state) if all(map(is_hidden, group))
   + for group in groups(state) if any(map(is_hidden, group))
   tests/unit/service/test_erase.py::test_a_table_of_which_one_shard_is_erased_stays
-erase-trusts-what-it-could-not-read: the certificate calls an index erased of which an object can't be read
+erase-trusts-what-it-could-not-read: the certificate says erased although an object can't be read
   in service/erasure/erase.py:erase
   - if held.hidden or held.problem)),
   + if held.hidden)),
   tests/unit/service/test_erase.py::test_the_certificate_tells_what_remains
-tombstones-forgotten-by-others: a tombstone takes the place of one that reaches further
+tombstones-forgotten-by-others: a tombstone replaces one that reaches further
   in Tombstone.covers
   - and self.before_ms >= other.before_ms
   tests/unit/service/test_erase.py::test_what_others_cover_is_dropped_and_their_number_is_bounded
-erased-segment-over-another: a segment is put in the place of one that was rewritten meanwhile, and what was erased there comes back
+erased-segment-over-another: a segment replaces one that was rewritten meanwhile, so that its erased messages return
   in record_instead.make
   - if there is None or there.name != segment.name:
   -     return None
@@ -79,12 +79,12 @@ erased-segment-over-another: a segment is put in the place of one that was rewri
   +     return None
   + return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(there.name,))
   tests/rocketmq/test_archive_erased.py::test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there
-erased-segment-that-nobody-read: the certificate calls an index erased of which a segment can't be read
+erased-segment-that-nobody-read: the certificate says erased although a segment can't be read
   in erase_messages
   - dict.fromkeys(names, one.remains or one.found.problem is not None)
   + dict.fromkeys(names, one.remains)
   tests/rocketmq/test_archive_erased.py::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]
-erased-by-not-looking: the certificate calls erased what may lie in archived segments that it never read
+erased-by-not-looking: the certificate says erased although the messages may be in unread archived segments
   in service/erasure/erase.py:erase
   - or (state.archive and not now))
   + )
@@ -94,23 +94,23 @@ erased-messages-of-other-keys: messages of other keys are overwritten
   - if self.request.keys:
   + if self.request.keys and not len(places):
   tests/rocketmq/test_archive_erased.py::test_what_a_request_finds_is_told_by_the_real_key
-erase-with-two-moments: messages that came while it worked are overwritten, and their entries stay
+erase-with-two-moments: messages that came during the erasure are overwritten, but their entries stay
   in service/erasure/erase.py:erase
   - sought = messages(stones[0].before_ms, schema.keyed)
   + sought = messages(clock.now_ms() // 1000 * 1000 + 1000, schema.keyed)
   tests/rocketmq/test_archive_erased.py::test_tombstones_and_overwritten_messages_are_of_one_moment
-erase-hides-collisions: the certificate does not say that entries of other keys went, too
+erase-hides-collisions: the certificate does not count the removed entries of other keys
   in EraseRequest.collisions
   - int((alike & ~sought).sum())
   + int((alike & sought).sum() * 0)
   tests/rocketmq/test_archive_erased.py::test_entries_of_keys_that_collide_are_counted_and_their_messages_stay
-expiry-goes-back: a longer rule shows again what has expired
+expiry-goes-back: a longer rule shows expired entries again
   in Expired.joined
   - if horizon.latest and not any(known.has(horizon) for known in horizons):
   -     horizons = (*(known for known in horizons if not horizon.has(known)), horizon)
   + horizons = (horizon,)
   tests/unit/service/test_retention.py::test_what_has_expired_stays_so_whatever_a_later_rule_says
-expiry-lost-in-checkpoints: who opens by a checkpoint shows what has expired
+expiry-lost-in-checkpoints: a reader that opens by a checkpoint shows expired entries
   in LogReplay.add
   - if record.expired else now.expired
   + if record.expired else NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import parsed
 
 MUTANTS = parsed(r"""
-fence-forgotten: a writer appends to the log past a higher epoch
+fence-forgotten: a writer appends to the log after a higher epoch
   in StorageLog._append
   - if epoch is not None and state.epoch > epoch:
   + if state.epoch < 0:
@@ -14,47 +14,47 @@ fence-not-appended: a writer that claims an epoch leaves no fence in the log
   in StorageLog.claim_epoch
   - self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
   tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one
-exists-taken-for-a-win: a lost number of the log is taken for one's own
+exists-taken-for-a-win: a writer treats a lost log number as its own
   in StorageLog._append
   - if winner.attempt != attempt:
   + if winner.attempt is None:
   tests/unit/service/test_log_and_lease.py::test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken
-exists-taken-for-a-loss: one's own record, whose first answer was lost, is taken for somebody else's
+exists-taken-for-a-loss: a writer whose first response was lost treats its own record as another writer's
   in StorageLog._append
   - if winner.attempt != attempt:
   + if winner.attempt is not None:
   tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised
-epoch-taken-for-a-loss: one's own epoch, whose first answer was lost, is taken for somebody else's
+epoch-taken-for-a-loss: a writer whose first response was lost treats its own epoch as another writer's
   in StorageLog.claim_epoch
   - if self.storage.get(epoch_name(epoch)) != attempt.encode():
   + if attempt:
   tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised
-epoch-taken-for-a-win: an epoch that somebody else has claimed is taken for one's own
+epoch-taken-for-a-win: a writer treats another writer's epoch as its own
   in StorageLog.claim_epoch
   - if self.storage.get(epoch_name(epoch)) != attempt.encode():
   + if not attempt:
   tests/unit/service/test_log_and_lease.py::test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over
-publish-repeated: a record that is in the log already is appended once more
+publish-repeated: a record that the log already has is appended again
   in publishing.make
   - tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
   + add
   tests/faults/test_writers.py::test_a_record_whose_answer_was_lost_is_there_once
-lease-honoured-too-long: a lease holds in the millisecond in which it ends
+lease-honoured-too-long: a lease is still valid in the millisecond in which it ends
   in LeaseWatch._left_s
   - max(age_ms, watched_ms) >= found.ttl_ms
   + max(age_ms, watched_ms) > found.ttl_ms
   tests/unit/service/test_log_and_lease.py::test_a_lease_holds_off_other_roots_until_it_ends
-lease-release-ignored: a released lease holds others off until it ends
+lease-release-ignored: a released lease keeps other writers out until it ends
   in LeaseWatch._left_s
   - found is None or found.released
   + found is None
   tests/unit/service/test_log_and_lease.py::test_a_released_lease_holds_nobody_off
-lease-of-own-root: a killed writer's root is locked out by its own lease
+lease-of-own-root: a killed writer's own lease locks out its root
   in LeaseWatch._left_s
   - (found.place == place) if found.place else (found.root_id == root_id)
   + False
   tests/faults/test_fencing.py::TestFencing::test_a_root_and_an_index_have_one_writer_and_its_end_is_noticed[file]
-lease-not-asked: an index is claimed whoever holds its lease
+lease-not-asked: a writer claims an index whose lease another writer holds
   in StorageSession.claim
   - self._watch.check(root_id, self.place, waits=waits)
   + pass
@@ -74,7 +74,7 @@ fenced-file-compacted: a job publishes files of a fenced writer
   - if ticket.epoch != state.epoch:
   + if ticket.epoch > state.epoch:
   tests/unit/service/staging/test_races.py::test_nothing_of_a_fenced_writer_is_published
-compacted-twice: a job publishes a file that is in the log already
+compacted-twice: a job publishes a file that the log already has
   in _reason
   - if state.object_of(ticket.file_id) is not None:
   + if False:
@@ -84,7 +84,7 @@ host-beside-a-job: a host's upload and a job's publish one file under two names
   - if state.object_of(o.file_id) is None and o.file_id not in
   + if o.name not in state.objects and o.file_id not in
   tests/unit/service/staging/test_races.py::test_a_job_that_takes_the_very_log_number_wins[False]
-fenced-writer-accepts: a fenced writer goes on accepting puts
+fenced-writer-accepts: a fenced writer still accepts puts
   in IndexService._check_writable
   - self._check_open()
   - if self._session.fenced is not None:
@@ -96,22 +96,22 @@ merge-publishes-what-is-gone: two merges of the same files are both published
   - if gone:
   + if len(gone) == len(names) + 1:
   tests/unit/service/merge/test_readers_and_writers.py::test_of_two_merges_of_the_same_files_one_is_overtaken
-build-published-twice: a build whose record came through unheard is published again
+build-published-twice: a build publishes again although its record was stored and the response lost
   in publish_tables.make
   - if added <= state.objects.keys():
   + if not added:
   tests/spark/test_publishing.py::test_an_append_whose_answer_was_lost_is_found_and_not_repeated
-merge-published-twice: a merge whose record came through unheard fails as if others had been faster
+merge-published-twice: a merge whose record was stored, but the response lost, fails as if overtaken
   in publish.make
   - if added <= state.objects.keys() and (added or len(gone) == len(names)):
   + if not added:
   tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record
-expiry-by-a-fenced-writer: a writer that was replaced expires by its own rule
+expiry-by-a-fenced-writer: a fenced writer expires entries by its own rule
   in record_expiry
   - log.append("what has expired", epoch, make)
   + log.append("what has expired", None, make)
   tests/unit/service/test_expiry.py::test_a_fenced_writer_expires_nothing
-copy-over-a-writer: a follower goes on with a target that a writer has taken over
+copy-over-a-writer: a standby continues on a target that a writer has taken over
   in Copier._check_target
   - if last.kind != _KIND:
   + if there.epoch > 99:
@@ -121,12 +121,12 @@ s3-put-if-absent-unconditional: put-if-absent sends no condition
   - self._put(name, data, IfNoneMatch="*")
   + self._put(name, data)
   tests/storage/test_s3_answers.py::test_put_if_absent_sends_the_condition_and_reads_412
-local-put-if-absent-renames: an object that appears meanwhile is overwritten by a put-if-absent
+local-put-if-absent-renames: put-if-absent overwrites an object that appeared meanwhile
   in DurableFiles._link
   - self.disk.link(temporary, target)
   + self.disk.rename(temporary, target)
   tests/storage/test_local_crashes.py::test_an_object_that_appears_during_a_put_if_absent_is_kept
-sqlite-put-if-absent-replaces: put-if-absent replaces an object that came meanwhile
+sqlite-put-if-absent-replaces: put-if-absent replaces an object that appeared meanwhile
   in SqliteStorage.put_if_absent.name_it
   - INSERT OR IGNORE INTO objects
   + INSERT OR REPLACE INTO objects
