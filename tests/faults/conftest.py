@@ -12,13 +12,14 @@ from tests.faults.small_disk import Mounts, SmallDisk
 from tests.reliability.world import World
 from tiered_index.storage.base import Storage
 
-# where a stopped process is met in short runs: the log's code is the same on every storage, and S3's processes are dear
+# short runs stop a process only at this moment: the log's code is the same on every storage, and processes on S3 are
+# slow
 _ANSWER = "before the answer to a record"
 _STOPPED_SHORT = {"s3": ("before a record", _ANSWER), "sqlite": ("before a record",)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the other moments of these storages, and S3's dearest processes, to long runs."""
+    """Leave the other moments of these storages, and the slowest processes on S3, to long runs."""
     for item in items:
         given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if "moment" in given and given["moment"] not in _STOPPED_SHORT.get(given.get("uri", ""), (given["moment"],)):
@@ -44,7 +45,7 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
 @pytest.fixture
 def published(make_world: Callable[..., World]) -> World:
-    """A world with several published files, and one local one."""
+    """A world with several published files, and a local one."""
     world = make_world()
     world.open(checkpoint_every=3)
     for _ in range(3):

@@ -18,24 +18,26 @@ _PAGE_BYTES = 4096
 
 
 class Mounts:
-    """Lays file systems over folders.
+    """Mounts file systems over folders.
 
-    A call returns False where that is not allowed; the test then needs another way.
+    A call returns False if the system does not allow it; the test then needs another way.
     """
 
     def __init__(self) -> None:
         self._laid: list[Path] = []
 
     def empty_over(self, folder: Path, size: str = "1m") -> bool:
-        """Lay an empty file system over `folder`: what was there is out of reach, but for those that have it open."""
+        """Mount an empty file system over `folder`. Only processes that have files of the old content open can still
+        use them.
+        """
         return self._lay(folder, "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", folder)
 
     def read_only(self, folder: Path) -> bool:
-        """Refuse writes in `folder` to whoever opens something there from now on."""
+        """Refuse writes to files in `folder` that are opened from now on."""
         return self._lay(folder, "--bind", folder, folder) and _mount("-o", "remount,ro,bind", folder)
 
     def lift(self) -> None:
-        """Take everything away again, also where it is in use."""
+        """Unmount all file systems, even those in use."""
         while self._laid:
             subprocess.run(["umount", "-l", str(self._laid.pop())], capture_output=True, check=True)
 
@@ -61,7 +63,7 @@ def _mount(*arguments: str | Path) -> bool:
 class SmallDisk:
     """A file system that can be filled.
 
-    Where it isn't `real`, a fault layer refuses what a full disk would: use `disk` for all writing.
+    If it isn't `real`, a fault layer refuses calls as a full disk would: use `disk` for all writes.
     """
 
     def __init__(self, folder: Path, *, real: bool) -> None:
@@ -72,11 +74,11 @@ class SmallDisk:
 
     @property
     def refused(self) -> set[str]:
-        """What was refused for want of room, as call, folder and kind of file; only a real disk knows."""
+        """The calls refused for lack of space, as call, folder and kind of file; only a real disk knows them."""
         return self.disk.refused if isinstance(self.disk, NotingDisk) else set()
 
     def fill(self, spare_pages: int = 0) -> None:
-        """Take all room but some pages; without a real disk, calls that need room fail after as many others."""
+        """Take all space but some pages. Without a real disk, calls that need space fail after as many others."""
         if isinstance(self.disk, FaultDisk):
             for operation in ("allocate", "pwrite", "create"):
                 self.disk.fail(operation, nth=1 + spare_pages, times=None, error=errno.ENOSPC)
@@ -88,7 +90,7 @@ class SmallDisk:
         os.truncate(self._ballast, max(0, size_bytes - size_bytes % _PAGE_BYTES - spare_pages * _PAGE_BYTES))
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the space again."""
         if isinstance(self.disk, FaultDisk):
             self.disk.clear()
         else:
@@ -96,7 +98,7 @@ class SmallDisk:
 
 
 class NotingDisk(Disk):
-    """The real file system; notes which calls it refused for want of room."""
+    """The real file system; it records the calls that were refused for lack of space."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()

@@ -40,17 +40,17 @@ def test_a_call_that_would_pass_the_buffers_bound_is_refused_whole(make_world, b
         assert (refused.value.reason, type(refused.value)) == ("buffer", BackPressure)
         assert refused.value.number <= refused.value.bound
     assert (service.health()["buffered_entries"], service.health()["buffered_bytes"]) == state
-    service.put("orders", 0, "a", 8, 1, 1_700_000_000_000)  # what still fits is taken
+    service.put("orders", 0, "a", 8, 1, 1_700_000_000_000)  # entries that still fit are accepted
     assert [item.offset for item in service.query("orders", "a", max_count=1000)] == list(range(8, -1, -1))
     assert not service.query("orders", "b")
     service.flush()
     assert service.durable_position("log") == 7
-    # into an empty buffer whatever its size
+    # an empty buffer accepts a call of any size
     assert service.put_batch(columns(100, 100), source="log", source_position=200) == 100
     service.flush()
     assert service.durable_position("log") == 200
     assert len(service.query("orders", "a", max_count=1000)) == 109
-    service.put("other", 0, "a", 1, 1, 1_700_000_000_000, topic_id=7)  # the refused call gave the id no meaning
+    service.put("other", 0, "a", 1, 1, 1_700_000_000_000, topic_id=7)  # the refused call did not assign the id
 
 
 @pytest.mark.parametrize("settings", [{"local_keep_s": 0}, {}], ids=["none kept", "kept by default"])
@@ -76,7 +76,7 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     assert BUDGET / 2 < service.health()["local_bytes"] <= BUDGET * 1.2  # journals grow beside their files
     with pytest.raises(StorageUnavailable):
         service.run_lifecycle()
-    # known now: no upload makes room
+    # known now: no upload can free space
     with pytest.raises(DiskFull, match="the storage fails: ") as refused:
         world.put(20)
     assert (refused.value.reason, refused.value.bound) == ("storage", BUDGET)
@@ -86,7 +86,7 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     storage.clear()
     service.run_lifecycle()
     world.flush()
-    for _ in range(40):  # more than the bound could ever hold
+    for _ in range(40):  # more than the bound allows
         refused = 0
         world.put(15)
         while True:
@@ -99,7 +99,7 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
                 assert refused < 10, service.health()
     assert service.health()["problems"] == []
     world.check()
-    assert bool(service.health()["files"].get("uploaded")) == (not settings)  # no more go than must
+    assert bool(service.health()["files"].get("uploaded")) == (not settings)  # only as many files as necessary retire
     assert service.health()["local_bytes"] <= BUDGET * 1.2
     world.come_back()
 
@@ -130,7 +130,7 @@ def test_health_says_that_the_next_file_has_no_room_yet(make_world):
 
 
 def test_health_tells_of_a_defect_that_a_worker_met(make_world, monkeypatch):
-    """An error that is none of ours is no reason to be silent."""
+    """An unexpected error must be reported, too."""
     service = make_world().open(background=True, flush_interval_s=0.005)
     monkeypatch.setattr(service._flusher, "_run_round", lambda: {}["a defect"])
     service.put("orders", 0, "a", 1, 1, 1_700_000_000_000)

@@ -40,13 +40,13 @@ class Wire:
         return f"s3://{self.bucket}/i{files}?endpoint_url={self.proxy.endpoint_url}&addressing_style=path"
 
     def reader(self, files: int, **settings: Any) -> IndexReader:
-        """Open a reader and forget what that cost."""
+        """Open a reader, and forget the requests of that."""
         reader = IndexReader.open(self.uri(files), **{"refresh_interval_s": 10**6, **settings})
         self.proxy.reset()
         return reader
 
     def told(self) -> tuple[int, int]:
-        """Return the GETs and the payload bytes that passed since the last time; whatever else passed is a failure."""
+        """Return the number of GETs and the payload bytes since the last call; other requests are a failure."""
         exchanges = self.proxy.reset()
         assert {e.method for e in exchanges} <= {"GET"}
         listings = [e for e in exchanges if e.key == self.bucket]
@@ -54,7 +54,7 @@ class Wire:
 
 
 def copy(source: Storage, target: Storage) -> None:
-    """Put all objects; checkpoints last, as a writer does: a record that is younger is read again."""
+    """Copy all objects; checkpoints last, as a writer does, since a reader reads records again that are younger."""
     infos = list(source.list())
     with ThreadPoolExecutor(8) as pool:
         for last in (False, True):
@@ -85,7 +85,7 @@ def _no_fault(wire: Wire) -> Iterator[None]:
 
 
 def check(wire: Wire, explain: Explain) -> int:
-    """Compare one lookup's word with the wire's; return the requests."""
+    """Compare the report of one lookup with the counts on the wire; return the requests."""
     assert wire.told() == (explain.requests, explain.bytes)
     assert explain.requests == sum(report.requests for report in explain.files)
     assert explain.bytes == sum(report.bytes for report in explain.files)
@@ -100,7 +100,7 @@ def right(made: ColdIndex, answer: QueryResult, key: str = "all") -> None:
 def test_explain_says_what_went_over_the_wire(wire: Wire, files: int) -> None:
     made = wire.made[files]
     with wire.reader(files, block_cache_bytes=0) as reader:
-        for requests in (2 * files, files):  # fresh: each directory by one exact GET, once
+        for requests in (2 * files, files):  # at first also each directory, by one exact GET
             answer = reader.query("t", "all", max_count=1000)
             right(made, answer)
             assert check(wire, answer.explain) == requests
@@ -146,7 +146,7 @@ def test_an_early_stop_is_made_before_the_requests_are(wire: Wire, max_count: in
 
 
 def test_searches_that_are_given_up_ask_for_nothing_more(wire: Wire, tmp_path: Path) -> None:
-    """Keys in some files only: searches run ahead, and what they asked for until the answer was there is told."""
+    """The key is in some files only. Searches run ahead, and the report includes their requests up to the answer."""
     made = wire.made[100]
     chosen = random.Random(3)
     with wire.reader(100, query_threads=16) as reader:
@@ -186,7 +186,7 @@ def test_a_refresh_is_part_of_the_lookup_that_made_it(wire: Wire, tmp_path: Path
             wire.proxy.reset()
             answer = reader.query("t", "all")
             right(source, answer)
-            assert check(wire, answer.explain) == 4 + 1  # nothing behind the last record
+            assert check(wire, answer.explain) == 4 + 1  # no record after the last one
             with source.writer() as writer:
                 put(source, writer, columns(2, 12))
                 publish(source, writer)
@@ -195,7 +195,7 @@ def test_a_refresh_is_part_of_the_lookup_that_made_it(wire: Wire, tmp_path: Path
                 right(source, answer)
                 requests = check(wire, answer.explain)
                 (log,) = [report for report in answer.explain.files if report.outcome == "refreshed"]
-                assert requests == 2 + log.requests and log.requests >= 2  # of the stored files only the new one
+                assert requests == 2 + log.requests and log.requests >= 2  # of the stored files, only the new one
 
 
 SPOILED: dict[str, Action] = {
@@ -229,14 +229,14 @@ def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Actio
             right(made, answer)
             requests, delivered = wire.told()
             assert answer.explain.requests == requests == 20 + len(struck)
-            # what broke off counts whole
+            # a broken transfer counts as a whole
             assert delivered <= answer.explain.bytes
             if not (action.cut_at or action.reset):
                 assert delivered == answer.explain.bytes
 
 
 def test_repeats_count_towards_the_limit(wire: Wire) -> None:
-    """The service bills them: after an error as after a body that broke off."""
+    """The service bills repeats, after an error and after a broken body."""
     made = wire.made[10]
     for action in (SPOILED["throttled"], SPOILED["a body that ends early"]):
         seen: Counter[str] = Counter()
@@ -251,7 +251,7 @@ def test_repeats_count_towards_the_limit(wire: Wire) -> None:
             _settle(reader)
             assert len(wire.proxy.reset()) == partly.explain.requests <= 20
             found = {Answer.of(item) for item in partly}
-            # three requests a file
+            # three requests per file
             assert len(found) == 10 - len(partly.failed) <= 6 and found < set(made.expected("t", "all"))
 
 
@@ -273,7 +273,9 @@ LASTING: dict[str, tuple[Action, type[Exception]]] = {
 def test_what_lasts_from_the_middle_of_a_lookup_on_is_a_typed_error(
     wire: Wire, action: Action, kind: type[Exception]
 ) -> None:
-    """The first answers come, then none: never a short list; and once it is over, the right answer."""
+    """The first responses arrive, then none. The lookup raises an error and never returns a short list. Afterwards, the
+    answer is right.
+    """
     made = wire.made[10]
     for good in (0, 11):
         with wire.reader(10, query_threads=2, block_cache_bytes=0) as reader:
@@ -295,13 +297,13 @@ def test_what_lasts_from_the_middle_of_a_lookup_on_is_a_typed_error(
 
 
 def test_throttling_beyond_the_timeout_is_a_spent_budget(wire: Wire) -> None:
-    """Attempts take no time here, so the time is used up by an answer that is held back."""
+    """Attempts take no time here, so a delayed response uses up the time."""
     with wire.reader(10, query_threads=1) as reader:
         reader.query("t", "all", max_count=1)
         made = wire.made[10]
         released = threading.Event()
         try:
-            # a busy machine may use up a short time before the first answer is there
+            # a busy machine may use up a short time before the first response
             for timeout_s in (0.4, 4.0, 40.0):
                 ok = iter(range(3))
                 wire.proxy.fault = lambda request, ok=ok: (

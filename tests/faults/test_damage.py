@@ -37,14 +37,14 @@ def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make
     assert "CRC32" in result.failed[0].error
     whole = {a.offset for a in world.model.query("orders", "a", max_count=None)}
     assert {i.offset for i in result} == {offset for offset in whole if offset <= 9}
-    # lookups that do not meet it are whole
+    # lookups that do not read the file are complete
     assert world.service.query("orders", "a", 0, 10_000).status == "complete"
     with beside(world) as reader:
         with pytest.raises(CorruptFile):
             reader.query("orders", "a")
         partial = reader.query("orders", "a", max_count=1000, allow_partial=True)
         assert (partial.status, partial.items) == ("partial", result.items)
-    # life goes on beside it, and what it holds is never called durable in the log
+    # the other files continue, and the log never states the damaged file's entries as durable
     world.publish(6)
     assert world.service.log_state.positions.get("log", 0) <= 9
     assert path.exists()
@@ -78,7 +78,7 @@ def test_an_entry_that_rots_while_the_writer_runs_is_not_compacted(make_world):
         world.service.run_lifecycle()
     assert path.exists()
     assert not [p for p in (world.root / "compacted").iterdir() if p.stem == path.stem]
-    # what comes behind it is published, but no position that would run ahead of what is stuck here
+    # later files are published, but no position that includes entries of the damaged one
     assert "log" not in world.service.log_state.positions
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
         world.check(reader.query)
     world.do("come_back abandon")
     for path in (world.root / "uploaded").glob("*.index"):
-        flip(path, -30)  # in the trailer: can't even be opened
+        flip(path, -30)  # in the trailer: the file can't even be opened
     with beside(world) as reader:
         world.open()
         world.check(reader.query)
@@ -122,7 +122,7 @@ def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_
 
 
 def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(kept):
-    """The crash came between its record and its move to uploaded/."""
+    """The crash came between the file's record and its move to uploaded/."""
     world = kept
     world.service.close()
     for path in (world.root / "uploaded").glob("*.index"):
@@ -135,7 +135,7 @@ def test_a_damaged_object_is_named_and_other_files_still_answer(published):
     world = published
     stored = sorted((o for o in world.service.log_state.objects.values() if o.lane == "main"), key=lambda o: o.name)[1]
     name, data = stored.name, bytearray(world.storage.get(stored.name))
-    for position in range(28 + 8 * 7, stored.trailer_position):  # the items, and nothing that is checked before them
+    for position in range(28 + 8 * 7, stored.trailer_position):  # the items, not the bytes that are checked before them
         data[position] ^= 0xFF
     world.storage.put(name, bytes(data))
     with pytest.raises(CorruptFile, match="CRC32"):
@@ -168,7 +168,7 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
 
 @pytest.mark.parametrize("allow_partial", [False, True])
 def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(published, allow_partial):
-    """As merge and expiry will: the record removes, then the object is deleted."""
+    """A merge and an expiry do this: the record removes the object, then it is deleted."""
     world = published
     settings = {"refresh_interval_s": 10**6, "block_cache_bytes": 0}
     with IndexReader.open(storage_backend=world.storage, clock=world.clock, **settings) as reader:
@@ -189,7 +189,7 @@ def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(publish
 
 
 def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_world):
-    """The crash came between the two; whichever way the damage got there, the unsealed form is still whole."""
+    """The crash came between the two steps. Whatever caused the damage, the unsealed form is still whole."""
     world = make_world()
     world.do("open 9 seal abandon")
     kept = {path.name: path.read_bytes() for path in (world.root / "unsealed").iterdir() if path.name[0].isdigit()}
@@ -210,7 +210,7 @@ def test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form(make_worl
 
 
 def test_a_damaged_journal_fails_a_readers_lookups_too(make_world):
-    """A record with a whole one behind it can't be what a crash tore."""
+    """A crash can't tear a record that has a whole one after it."""
     world = make_world()
     world.open()
     for _ in range(3):

@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_is_passed_over(published):
         assert reopened(world) == state
     world.storage.put(checkpoint_name(3), b"")
     assert reopened(world) == state
-    # whole, but of another number than its name says
+    # whole, but with another number than in its name
     world.storage.put(checkpoint_name(10**6), state.encode())
     assert reopened(world) == state
 
@@ -84,7 +84,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
         caplog.clear()
         found = reopened(world, counted)
         assert (found, list(found.objects)) == (state, list(state.objects))
-        # both checkpoints, then what is behind the sound one
+        # both checkpoints, then the records after the sound one
         assert counted.calls("get") == 2 + state.number - number_of(older)
         (message,) = caplog.messages
         assert newest in message and older not in message
@@ -143,8 +143,8 @@ def test_records_that_contradict_the_state_are_damage(published):
     adding = next(document for document in others if document["add"])
     following = {"number": state.number + 1}
     for document in (
-        first | following,  # a second creation
-        adding | following,  # adds what is there
+        first | following,  # another creation
+        adding | following,  # adds an object that exists
         adding | following | {"add": [], "remove": ["data/none"]},
         adding | following | {"number": state.number + 2},
         adding | following | {"epoch": "x"},

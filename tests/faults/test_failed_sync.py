@@ -18,7 +18,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 MOST = 60
-# more syncs of one kind than the scenario has
+# more syncs of each kind than the scenario has
 POINTS = {
     "entries": "sync unsealed/.index",
     "journal": "sync unsealed/.journal",
@@ -31,8 +31,8 @@ POINTS = {
 
 
 class ForgetfulDisk(FaultDisk):
-    """Its syncs fail at one kind of file; what one did not write is lost by a power cut, though the next ones are
-    reported as good.
+    """Its syncs of one kind of file fail. A power cut loses the unsynced bytes, although later syncs are reported as
+    good.
     """
 
     def __init__(self):
@@ -83,7 +83,7 @@ class ForgetfulDisk(FaultDisk):
 
 
 def live(world, disk, *, until_struck):
-    """Go through the scenario and look at it after each step in which a sync failed."""
+    """Run the scenario, and check the world after each step with a failed sync."""
     struck = 0
     for step in world.script():
         try:
@@ -108,7 +108,7 @@ def finish(world):
 @pytest.mark.parametrize("point", POINTS)
 def test_it_heals_without_a_restart(make_world, point, times):
     struck = 0
-    # every second call here, each in long runs
+    # short runs strike every second call, long runs each
     for nth in range(1, MOST, 2 if times == 4 else 1):
         world, disk = make_world(), ForgetfulDisk()
         world.open(disk)
@@ -159,6 +159,6 @@ def test_as_long_as_no_sync_succeeds_nothing_is_called_durable(make_world):
         assert world.service.health()["buffered_entries"] > 0
         world.check()
     assert disk.touched == []
-    assert len(list((world.root / "unsealed").glob("*.journal"))) <= 2  # files that hold nothing don't pile up
+    assert len(list((world.root / "unsealed").glob("*.journal"))) <= 2  # empty files don't accumulate
     disk.left = 0
     finish(world)

@@ -31,8 +31,8 @@ def storage(uri: str) -> Iterator[Storage]:
 
 
 class TestFencing(FencingScenarios):
-    """The scenarios that the real server goes through, too."""
+    """The scenarios that also run on the real server."""
 
 
 class TestLogRace(LogRaceScenarios):
-    """The races that the real server sees, too."""
+    """The races that also run on the real server."""

@@ -10,7 +10,7 @@ import pytest
 from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable, TieredIndexError
 
-# every fourth call fails in one way here, each in both ways in long runs
+# in short runs every fourth call fails in one way, in long runs each in both ways
 SHORT: dict[tuple[int, int], Any] = {(errno.ENOSPC, 0): (), (errno.EIO, 4): pytest.mark.long}
 
 
@@ -107,7 +107,7 @@ def test_a_flush_that_fails_makes_no_position_durable(make_world):
 
 
 def test_a_flush_that_failed_half_way_goes_on_where_it_stopped(make_world):
-    """Nothing is written twice; answers would hide it, since one identity is one answer."""
+    """The flush writes no entry twice. Answers would hide that, since they have each identity once."""
     failed = 0
     for number in range(1, 40):
         world, disk = make_world(), FaultDisk()
@@ -140,11 +140,11 @@ STEPS = {
 @pytest.mark.parametrize("operation", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("restart", [False, True], ids=["goes on", "restarts"])
 def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation, restart):
-    """From any call on until there is room again: a real disk refuses some of them only, a quota or a network's disk
-    any.
+    """Calls fail until there is space again. A real disk refuses only some of them; a quota or a network disk may
+    refuse any.
     """
     struck = 0
-    # every eighth call, others where it restarts
+    # every eighth call; with a restart, other ones
     for nth in range(1 + 4 * restart, 120, 8):
         world, disk = make_world(), FaultDisk()
         world.settings["buffer_max_entries"] = 40

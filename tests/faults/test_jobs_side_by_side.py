@@ -45,8 +45,8 @@ def put(life: Merging, hours: range) -> None:
 
 @pytest.fixture
 def make_life(tmp_path: Path) -> Iterator[Callable[[], Merging]]:
-    """Return what makes copies of an index of two files and a window table."""
-    # as many slots as the plan of a build has
+    """Return a function that copies an index of two files and a window table."""
+    # as many slots as a build plans
     first = Merging(tmp_path / "first", settings={"slots": GENESIS.layout.slots})
     put(first, range(2))
     first.later()
@@ -70,7 +70,7 @@ def merging(life: Merging, storage: Storage, log: StorageLog) -> None:
 
 
 def expiring(life: Merging, storage: Storage, log: StorageLog) -> None:
-    # the table goes whole, of a file one topic
+    # this expires the whole table, and one topic of a file
     rule, clock = Retention(topics={"t": HOUR_S // 2, "o*": HOUR_S * 3 // 2}), ManualClock(LATER_MS)
     expire(storage, log, rule, clock, yes=True)
     horizon = rule.horizon(LATER_MS)
@@ -85,12 +85,12 @@ def erasing(life: Merging, storage: Storage, log: StorageLog) -> Erasure:
 
 
 def writing(life: Merging, storage: Storage, log: StorageLog) -> None:
-    """A writer publishes some more, old ones, too, that are erased or have expired by now or later."""
+    """A writer publishes more entries; some have expired or been erased, or will be."""
     put(life, range(1, 6))
 
 
 def building(life: Merging, storage: Storage, log: StorageLog) -> None:
-    """Tables of a build are added, of hours that others have and of one that nobody has."""
+    """A build adds tables, some of hours that have a table, and one of an hour without."""
     every = itertools.product((1, 3, 6), TOPICS, KEYS)
     rows = [(topic, 2, key, 1_000 + hour, 1, BASE_MS + hour * HOUR_MS) for hour, topic, key in every]
     table = pa.table(columns_of(rows))
@@ -105,7 +105,7 @@ BESIDE = {**JOBS, "writing": writing}
 
 
 class Stopping(WrapperStorage):
-    """Before the `nth` deed, `meanwhile` happens: a deed is a record, a deletion, or the first object that is sent."""
+    """Runs `meanwhile` before the `nth` step: a record, a deletion, or the first upload of an object."""
 
     def __init__(self, inner: Storage, nth: int, meanwhile: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -140,14 +140,16 @@ def test_one_runs_while_another_is_stopped_before_a_write(
             break
         check(life)
         if erasing in (first, second):
-            # what came behind its last look it has not seen
+            # it has not seen entries published after its last read
             assert not erasing(life, life.storage, life.log()).remaining
         life.check()
     assert nth > 1
 
 
 def check(life: Merging) -> None:
-    """Everything that is not gone is there once, what is gone at most once, and every byte and answer is right."""
+    """Check that no entry is missing or doubled, except those that may be gone, and that every byte and answer is
+    right.
+    """
     gone = life.model.has_expired
     published = Published(life.storage, KEYS, keyed=True)
     stored = Counter(mark(e, keyed=True) for one in life.state.objects.values() for e in published.entries(one))

@@ -60,7 +60,7 @@ def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 def merge_through(life: Merging, fault: Callable[[FaultStorage], None] = lambda _: None) -> FaultStorage:
-    """Merge by a storage to which `fault` is done once the log is open."""
+    """Merge through a storage that gets `fault` once the log is open."""
     faulty = FaultStorage(life.storage)
     log = open_log(faulty, life.clock)
     fault(faulty)
@@ -74,7 +74,7 @@ def calls_of_a_merge(life: Merging) -> Counter[str]:
 
 
 def reads_of_tasks(life: Merging) -> int:
-    """Return how many ranges are read before the last record; the summary of directories reads more behind it."""
+    """Return the number of range reads before the last record; later ones read the summary of directories."""
     recorder = Recorder(life.storage)
     merge(recorder, open_log(recorder, life.clock), life.clock, life.options(), threads=1)
     last = max(at for at, operation in enumerate(recorder.operations) if operation == "put_if_absent")
@@ -82,9 +82,7 @@ def reads_of_tasks(life: Merging) -> int:
 
 
 def sweep_and_check(life: Merging) -> None:
-    """Sweep what is left, and look: nothing that the log names is gone, nothing else is there, every answer is
-    right.
-    """
+    """Sweep, then check: exactly the objects that the log names exist, and every answer is right."""
     life.later(3)
     delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     state = life.state
@@ -95,7 +93,7 @@ def sweep_and_check(life: Merging) -> None:
 
 
 def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> None:
-    """The other tests strike each of these calls; without them they would strike nothing."""
+    """The other tests make each of these calls fail; if there were none, they would test nothing."""
     calls = calls_of_a_merge(make_life())
     assert all(calls[name] for name in (*WRITING[:6], "get_range"))
     assert calls["abort_upload"] == calls["delete"] == 0
@@ -105,7 +103,7 @@ def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> N
     ("when", "lasting"),
     [
         pytest.param(when, lasting, id=f"{when}-{'for good' if lasting else 'once'}", marks=marks)
-        # one call whose effect is lost, and calls that have none from then on; the others in long runs
+        # short runs: the response of one call is lost, or all calls from one on fail; long runs: the others, too
         for when, lasting, marks in (
             ("before", True, ()), ("after", False, ()), ("before", False, SLOW), ("after", True, SLOW)
         )
@@ -128,7 +126,7 @@ def test_the_old_state_or_the_new_one(
         except StorageUnavailable:
             outcomes.add("failed")
         state = life.state
-        # each of the two jobs is wholly there or not at all
+        # each of the two jobs is published as a whole or not at all
         published = state.number - before.number
         assert published in (0, 1, 2)
         old = [name for name in before.files if name in state.files]
@@ -173,7 +171,9 @@ def test_the_first_error_counts_not_that_of_taking_back(make_life: Callable[[], 
 def test_a_source_that_answers_wrongly_is_never_merged(
     make_life: Callable[[], Merging], mode: Literal["wrong", "short", "long"]
 ) -> None:
-    """Once is a bad transfer and asked again; always is a corrupt file, and nothing changes."""
+    """One wrong read is a bad transfer, and is repeated. If all are wrong, the file is corrupt, and the index does not
+    change.
+    """
     life = make_life()
     number = life.state.number
     with pytest.raises(CorruptFile):

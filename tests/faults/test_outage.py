@@ -25,7 +25,7 @@ DOWN = {"everything": ("*",), "writing": WRITING, "reading": ("get", "get_range"
 
 @pytest.fixture
 def world(make_world):
-    """An index on a storage that can be taken down, whose files stay on the local disk."""
+    """An index whose storage can fail, and whose files stay on the local disk."""
     world = make_world()
     world.settings |= {"local_keep_s": 2 * 86400, "items": 40, "buffer_max_entries": 60}
     world.reach = FaultStorage(world.storage)
@@ -38,7 +38,7 @@ def take_down(world, operations=("*",)):
 
 
 def let_hours_pass(world, minutes=MINUTES, bound=None):
-    """Put, flush and try to upload once a minute; return how often a call was pushed back."""
+    """Put, flush and try to upload once per minute; return the number of refused calls."""
     pushed_back = 0
     for _ in range(minutes):
         world.clock.advance(60)
@@ -68,7 +68,7 @@ def published(world):
 
 
 def settle(world):
-    """Have everything published, and look at it from all sides."""
+    """Publish everything, and check all answers and objects."""
     for _ in range(3):
         world.do("run_lifecycle flush")
     assert world.service.health()["problems"] == []
@@ -177,9 +177,9 @@ def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
     assert {info.name for info in world.storage.list("data/")} == set(other.service.log_state.objects)
     with pytest.raises(WriterFenced):
         world.put(1)
-    world.check()  # everything it holds is there, and is found
+    world.check()  # all its entries are there, and are found
     world.service.close()
-    # in its turn it publishes what waited
+    # once it is the writer again, it publishes the waiting files
     other.service.close()
     world.open(storage=world.reach)
     world.service.run_lifecycle()
@@ -245,7 +245,7 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
         assert many.freshness == (seen,)
         world.clock.advance(86_401)
         world.do("3 flush")
-        world.service.run_lifecycle()  # nobody keeps the writer from the storage: the older file leaves the root
+        world.service.run_lifecycle()  # no fence keeps the writer from the storage: the older file leaves the root
         older = {file.file_id: file for file in reader.files() if file.place == "storage" and file.file_id != "log"}
         assert len(older) == world.service.health()["files"]["storage"] > 0
         behind_ms = max(file.second_max + 1 for file in older.values()) * 1000
@@ -281,12 +281,12 @@ def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_an
         for _ in range(2):
             world.clock.advance(60)
             world.publish(9)
-        (world.root / "log").write_bytes(kept)  # as where somebody else has published
+        (world.root / "log").write_bytes(kept)  # as if another process has published
         storage.clear()
         storage.fail("get", nth=3, times=None)
         (after,) = reader.query("orders", "a").freshness
         assert after.not_asked is not None
-        # a record was read behind those that the files show
+        # the reader read a record that is newer than those of the files
         assert reader._views[0]._log.state.newest_ms > before.as_of_ms == reader.log_state.newest_ms
         assert (after.as_of_ms, after.positions) == (before.as_of_ms, before.positions)
 

@@ -15,9 +15,7 @@ from tiered_index.storage.disk import Disk
 
 
 class Trouble:
-    """One way in which a root fails; `disk` is what the writer must use. `error` is what whoever needs the root is
-    told.
-    """
+    """One way in which a root fails; `disk` is the writer's disk. Calls that need the root raise `error`."""
 
     error: type[TieredIndexError] = StorageUnavailable
     says = ""
@@ -57,12 +55,12 @@ class Moved(Trouble):
         root.rename(root.with_name("elsewhere"))
 
     def end(self, root):
-        shutil.rmtree(root, ignore_errors=True)  # what a writer that was started meanwhile made there
+        shutil.rmtree(root, ignore_errors=True)  # files that a writer started meanwhile made there
         root.with_name("elsewhere").rename(root)
 
 
 class Replaced(Moved):
-    """Something else has its name."""
+    """Another file system object has the root's name."""
 
     says = "Not a directory|is not the folder"
 
@@ -76,7 +74,7 @@ class Replaced(Moved):
 
 
 class Covered(Moved):
-    """An empty file system lies over it, as where a disk was not mounted."""
+    """An empty file system covers it, as if a disk was not mounted."""
 
     def begin(self, root):
         if not self.mounts.empty_over(root):
@@ -113,10 +111,10 @@ def test_the_writer_says_it_and_goes_on_once_the_root_is_back(world, trouble):
         problems = world.service.health()["problems"]
         assert problems
         assert isinstance(trouble, ReadOnly) or any(problem.startswith("root: ") for problem in problems)
-        world.check()  # what is mapped or buffered is found as before
+        world.check()  # mapped and buffered entries are still found
     assert len(world.service.log_state.objects) == before
     with pytest.raises(trouble.error, match=trouble.says):
-        while True:  # what is open already takes some more; the next file can't be begun
+        while True:  # an open file accepts more entries; the next file can't be begun
             world.do("3 flush")
     assert any(problem.startswith("flush: ") for problem in world.service.health()["problems"])
     world.do("2 check")
@@ -133,7 +131,7 @@ def test_a_reader_of_the_root_is_told_and_never_answers_short(world, trouble):
         world.check(reader.query)
         trouble.begin(world.root)
         if isinstance(trouble, ReadOnly):
-            world.check(reader.query)  # reading is all it does
+            world.check(reader.query)  # it only reads
         else:
             for _ in range(2):
                 with pytest.raises(StorageUnavailable):
@@ -152,7 +150,7 @@ def test_a_writer_that_starts_then_is_refused_and_harms_nothing(world, trouble):
     world.do("flush abandon")
     before = files_of(world)
     trouble.begin(world.root)
-    # a root that looks new is another root to the lease
+    # for the lease, a root that looks new is another root
     with pytest.raises((trouble.error, LockHeld, NotAnIndex)) as refused:
         world.open(trouble.disk)
     assert len(list(world.storage.list("epoch/"))) == 1

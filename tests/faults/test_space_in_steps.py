@@ -29,7 +29,7 @@ def test_an_index_of_one_entry_is_small(tmp_path):
         assert index.health()["local_bytes"] <= 20 << 20
         (file,) = index.files()
         assert file.size_bytes <= 10 << 20
-        # programs that know the format find the size that it states
+        # programs that know the format find the size that the file states
         assert file.path.stat().st_size == file.layout.unsealed_size > 100 << 20
     with IndexReader.open(root=tmp_path / "root") as reader:
         assert len(reader.query("t", "k")) == 1
@@ -57,7 +57,7 @@ def test_steps_are_taken_as_the_file_fills_and_after_a_restart(tmp_path, small_s
         index.put("t", 0, "k", number, 1, T)
         index.flush()
         (file,) = index.files()
-        # what is written lies within what is taken, and no more than a step is taken ahead
+        # written bytes are within the allocated space, which is at most one step ahead
         written = file.layout.entry_position(file.count + 1)
         assert written <= file._allocated <= written + STEP
     index.abandon()
@@ -92,7 +92,7 @@ def test_a_disk_that_fills_is_found_before_an_entry_is_written(tmp_path, small_s
                 assert error.reason == "disk"
     assert index.health()["problems"]
     assert offsets(index) == list(range(put - 1, -1, -1))
-    # the file that has no room stays, and goes on where there is room again
+    # the file without space stays, and continues once there is space again
     assert len(index.files()) == 1
     disk.clear()
     index.flush()

@@ -16,7 +16,7 @@ STEP = 4
 
 
 def live(world, storage):
-    """Run the scenario; storage errors are what a caller would see, and go on from."""
+    """Run the scenario. A caller would see storage errors, and continue after them."""
     try:
         world.open(storage=storage)
     except StorageError:
@@ -28,10 +28,12 @@ def live(world, storage):
 
 
 def finish(world, storage, *, orphans=0):
-    """The storage is well again: everything is published once, and a reader of the storage alone sees it."""
+    """Heal the storage, and check that every file is published once, and that a reader of only the storage finds
+    all.
+    """
     storage.clear()
     if not world.service.health()["writer_epoch"]:
-        world.service.run_lifecycle()  # it opened without the storage; only the log can tell that answers are complete
+        world.service.run_lifecycle()  # it opened without the storage; only the log can show that answers are complete
     world.do("check publish run_lifecycle check")
     world.check_stored()
     stored = world.service.log_state.objects.values()
@@ -47,7 +49,7 @@ def finish(world, storage, *, orphans=0):
 @pytest.mark.parametrize(
     ("kind", "first"),
     [
-        # a quarter of the calls here, others of each kind; each in long runs
+        # short runs strike a quarter of the calls, different ones for each kind; long runs strike each
         pytest.param(kind, first, marks=pytest.mark.slow if first != number else ())
         for number, kind in enumerate(("before", "after", "for good")) for first in range(STEP)
     ],
@@ -64,7 +66,7 @@ def test_a_failing_call_loses_nothing(make_world, kind, first):
             if storage.calls() < number:
                 break
             struck += 1
-            # where nothing could be said to the storage any more, one attempt may be left behind
+            # after a permanent failure, one attempt may be left as an orphan
             finish(world, storage, orphans=kind == "for good")
         except BaseException as error:
             error.add_note(f"call {number} fails {kind}")
@@ -82,7 +84,7 @@ def test_a_known_root_starts_while_the_storage_is_down(make_world):
     world.do("5 flush")
     with pytest.raises(StorageUnavailable):
         service.run_lifecycle()
-    # what only the storage may hold can't be known, and the answer says so
+    # the answer reports that it does not know the storage's entries
     with pytest.raises(StorageUnavailable):
         service.query("orders", "a")
     result = service.query("orders", "a", max_count=1000, allow_partial=True)

@@ -21,7 +21,7 @@ from tiered_index.errors import BackPressure, DiskFull
 from tiered_index.storage.local.storage import LocalStorage
 
 STEPS = 15
-# of the scenario
+# pages left for the scenario
 SPARE_PAGES = (0, 1, 4)
 
 
@@ -38,7 +38,7 @@ def small_world(small_disk, make_world):
 
 
 def live(world, disk, full_from, pages):
-    """Go through the scenario on a disk that is full from one step on; return how many steps were refused."""
+    """Run the scenario on a disk that is full from one step on; return the number of refused steps."""
     refused = 0
     for number, step in enumerate(world.script()):
         if number == full_from:
@@ -55,7 +55,7 @@ def live(world, disk, full_from, pages):
 @pytest.mark.parametrize("restarts", [False, True], ids=["goes on", "restarts"])
 @pytest.mark.parametrize("pages", SPARE_PAGES)
 def test_it_fills_up_at_any_step_and_heals(small_world, small_disk, pages, restarts):
-    """Where it goes on, the storage is on the same disk: publishing is refused, too."""
+    """Without a restart, the storage is on the same disk, so publishing fails, too."""
     refused = 0
     for full_from in range(STEPS):
         folder = small_disk.folder / f"store-{full_from}"
@@ -94,7 +94,7 @@ def test_an_index_that_is_begun_on_a_full_disk_is_refused_until_there_is_room(sm
 
 
 def test_a_journal_without_room_to_grow_ends_its_file(small_world, small_disk):
-    """The entries' room was taken ahead, the journal's was not: it is the journal that finds the disk full."""
+    """The entries' space is allocated in advance, the journal's is not: so the journal finds the disk full."""
     world = small_world()
     world.settings |= {"items": 1000, "max_late_s": 1e10}
     world.open(small_disk.disk)

@@ -44,7 +44,7 @@ def test_a_record_whose_answer_was_lost_is_there_once(make_world):
 
 
 def test_a_record_that_arrives_late_does_not_publish_a_file_twice(make_world):
-    """A put whose answer was lost reaches the storage only after the writer has looked for it in vain."""
+    """A put whose response was lost reaches the storage only after the writer has looked for it in vain."""
     world = make_world()
     storage = _Straggling(world.storage)
     world.open(storage=storage)
@@ -60,7 +60,7 @@ def test_a_record_that_arrives_late_does_not_publish_a_file_twice(make_world):
 
 
 class _Straggling(FaultStorage):
-    """Holds one put-if-absent of a log record back and lets it arrive just before the next one."""
+    """Delays one put-if-absent of a log record, and sends it just before the next one."""
 
     delayed = arrive_with_the_next = False
     held = None
@@ -101,7 +101,7 @@ def test_an_index_is_not_made_or_written_where_put_if_absent_is_ignored(make_wor
     with pytest.raises(StorageMisconfigured, match="put-if-absent"):
         world.open(storage=storage)
     assert (list(world.storage.list()), storage.calls("put")) == ([], 0)
-    # an index that came here from a good storage: every claim probes again
+    # the index came from a good storage: every claim probes the present one
     world.do("open 3 seal")
     world.service.close()
     before = bytes_of(world.storage)

@@ -2,8 +2,8 @@
 
 In some rounds they wait for each other before each try, so that all but one of them lose the number.
 
-A test module derives a class and has two fixtures: `uri`, a place for the test only, and `storage`, opened there. As a
-program this is one racer: `python -m tests.fencing.races URI NAME`.
+A test module derives a class and has two fixtures: `uri`, a place for the test only, and `storage`, opened there.
+`python -m tests.fencing.races URI NAME` runs one racer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def stored(name: str) -> StoredObject:
 
 
 class RacingStorage(WrapperStorage):
-    """Calls `wait` before each of the first tries for a log number, and counts those that were lost."""
+    """Calls `wait` before each of the first tries for a log number, and counts the lost numbers."""
 
     def __init__(self, inner: Storage, wait: Callable[[], object]) -> None:
         super().__init__(inner)
@@ -57,9 +57,7 @@ class RacingStorage(WrapperStorage):
 
 
 def append_all(storage: Storage, racer: str, wait: Callable[[], object]) -> int:
-    """Append `EACH` records that add one object each, beginning at the log's present end; return how many numbers were
-    lost.
-    """
+    """Append `EACH` records that add one object each, from the log's present end; return the count of lost numbers."""
     racing = RacingStorage(storage, wait)
     log = StorageLog(racing, SystemClock(), checkpoint_every=7)
     log.open()
@@ -69,7 +67,7 @@ def append_all(storage: Storage, racer: str, wait: Callable[[], object]) -> int:
 
 
 def begin(uri: str, storage: Storage, root: Path) -> int:
-    """Make an index; return the number of its last record. Its epoch is `EPOCH`."""
+    """Make an index of epoch `EPOCH`; return the number of its last record."""
     IndexService.open(root=root, storage=uri, background=False, slots=7, items=100).close()
     return len(list(storage.list("log/")))
 
@@ -82,7 +80,7 @@ def check(storage: Storage, begun: int, racers: list[str], lost: list[int]) -> N
     added = [each.name for record in records for each in record.add]
     assert sorted(added) == sorted(f"data/{racer}-{n}" for racer in racers for n in range(EACH))
     assert len({record.attempt for record in records}) == len(records)
-    for racer in racers:  # each one's own order is kept
+    for racer in racers:  # the records of each racer are in its own order
         own = [name for name in added if name.startswith(f"data/{racer}-")]
         assert own == [f"data/{racer}-{n}" for n in range(EACH)]
     state = StorageLog(storage, SystemClock()).open()

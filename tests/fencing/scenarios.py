@@ -57,7 +57,7 @@ def offsets(index: IndexService | IndexReader, topic: str) -> list[int]:
 
 
 def records(storage: Storage) -> list[LogRecord]:
-    """Return the whole log; it must have no hole."""
+    """Return all records of the log, which must have no hole."""
     names = [info.name for info in storage.list("log/")]
     found = [LogRecord.decode(storage.get(name), name) for name in names]
     assert [record.number for record in found] == list(range(1, len(found) + 1))
@@ -65,20 +65,20 @@ def records(storage: Storage) -> list[LogRecord]:
 
 
 def objects(storage: Storage) -> list[str]:
-    """Return the names of the objects that are there; they must be those that the log names."""
+    """Return the names of the stored objects, which must be those that the log names."""
     names = [info.name for info in storage.list("data/")]
     assert names == sorted(StorageLog(storage, SystemClock()).open().objects)
     return names
 
 
 def writer(root: Path, uri: str, moment: str, lease_ttl_s: float) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Start a writer in a process of its own."""
+    """Start a writer in a separate process."""
     command = [sys.executable, "-m", "tests.fencing.writer", str(root), uri, moment, str(lease_ttl_s)]
     return started(command, without_settings())
 
 
 def hear(process: subprocess.Popen[str], event: str | None = None) -> dict[str, Any]:
-    """Return the next line, which must tell of `event`, if that is given."""
+    """Return the next line; check that it reports `event`, if given."""
     line = process.stdout.readline()
     assert line, process.communicate(timeout=TIMEOUT_S)[1]
     document: dict[str, Any] = json.loads(line)
@@ -87,8 +87,8 @@ def hear(process: subprocess.Popen[str], event: str | None = None) -> dict[str, 
 
 
 class RepeatingStorage(WrapperStorage):
-    """A client whose every put-if-absent is repeated after a lost answer: the winner itself is told that the object
-    exists.
+    """A client that repeats every put-if-absent, as after a lost response. Even the winner then gets the error that the
+    object exists.
     """
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
@@ -110,7 +110,7 @@ class FencingScenarios:
             first.wait(TIMEOUT_S)
         with pytest.raises(LockHeld):
             open_index(tmp_path / "second", uri)  # the lease is still in force
-        with open_index(tmp_path / "first", uri) as again:  # who holds the root's lock need not wait for it
+        with open_index(tmp_path / "first", uri) as again:  # the root's own writer does not wait for it
             assert offsets(again, "old") == list(range(FIRST))
 
     def test_a_lease_keeps_others_out_until_it_is_released(self, uri: str, storage: Storage, tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ class FencingScenarios:
                 open_index(tmp_path / "second", uri, clock)
             assert held.value.pid == os.getpid()
             clock.advance(59)
-            first.run_lifecycle()  # renews
+            first.run_lifecycle()  # renews the lease
             clock.advance(59)
             with pytest.raises(LockHeld):
                 open_index(tmp_path / "second", uri, clock)
-        with open_index(tmp_path / "second", uri, clock):  # released, so at once
+        with open_index(tmp_path / "second", uri, clock):  # the lease is released, so this takes no wait
             pass
         kinds = [(record.kind, record.epoch) for record in records(storage)]
         assert kinds == [("create", 0), ("fence", 1), ("fence", 2)]
@@ -150,9 +150,10 @@ class FencingScenarios:
             assert first.health()["fenced"]
             assert records(storage) == before
             objects(storage)
-            assert offsets(first, "old") == list(range(70))  # its files are kept, and answer
+            assert offsets(first, "old") == list(range(70))  # it keeps its files, and answers from them
             first.close()
-        with open_index(tmp_path / "first", uri, clock) as first:  # in its turn it publishes what it kept
+        # once it is the writer again, it publishes its kept entries
+        with open_index(tmp_path / "first", uri, clock) as first:
             first.run_lifecycle()
             objects(storage)
         with IndexReader.open(uri, clock=clock) as reader:
@@ -183,7 +184,7 @@ class FencingScenarios:
                 hear(first, "closed")
                 _, err = first.communicate(timeout=TIMEOUT_S)
                 assert first.returncode == 0, err
-                # it says why: to whoever puts, in its health, and in its output
+                # the reason is in the errors of puts, in its health, and in its output
                 assert "newer writer (epoch 2)" in told["reason"]
                 assert told["fenced"]
                 assert any("newer writer (epoch 2)" in problem for problem in told["problems"])
@@ -191,7 +192,7 @@ class FencingScenarios:
                 # it publishes nothing
                 assert records(storage) == before
                 objects(storage)
-                # it loses nothing: all that it accepted is durable in its root, and found there
+                # all accepted entries are durable in its root, and lookups find them
                 assert told["durable"] == told["accepted"] - 1 >= FIRST - 1
                 assert told["found"] == told["accepted"]
                 with IndexReader.open(uri, root=tmp_path / "first") as reader:
@@ -208,7 +209,7 @@ class FencingScenarios:
 
     @pytest.fixture
     def logs(self, uri: str, storage: Storage, tmp_path: Path) -> Iterator[tuple[StorageLog, StorageLog]]:
-        """Two processes' views of an index's log; the storage of the first one has faults."""
+        """The views of two processes of one index's log. The first one's storage has faults."""
         open_index(tmp_path / "root", uri).close()
         with open_storage(uri) as other:
             yield open_log(FaultStorage(storage), SystemClock()), open_log(other, SystemClock())
@@ -224,7 +225,7 @@ class FencingScenarios:
         publish(second, 1, (common,))
         hang.release.set()
         assert published() == second.refresh()
-        # it looked again at what it wanted: the object that the winner added is not added twice
+        # it read the log again: the winner has added the object, so it is not added again
         assert [[o.name for o in record.add] for record in records(storage)[start:]] == [[common.name], [own.name]]
 
     def test_an_eraser_that_wakes_behind_a_merge_and_another_eraser(
@@ -246,7 +247,7 @@ class FencingScenarios:
             return erase(through, log, request, clock, yes=True, now=True, grace_s=0, threads=1)
 
         slow = FaultStorage(storage)
-        hang = slow.hang("put", name_prefix="data/")  # the first object without what was erased
+        hang = slow.hang("put", name_prefix="data/")  # the first object without the erased entries
         with open_storage(uri) as other:
             woken = beside(lambda: run(slow, "key-0"))
             assert hang.entered.wait(TIMEOUT_S)
@@ -286,7 +287,8 @@ class FencingScenarios:
     def test_the_winner_of_a_repeated_put_knows_that_it_won(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         name = "probe/repeated"
         with pytest.raises(ObjectExists):
-            RepeatingStorage(storage).put_if_absent(name, b"x")  # what the log meets in each of its records
+            # the log gets this error for each of its records
+            RepeatingStorage(storage).put_if_absent(name, b"x")
         storage.delete(name)
         repeating = RepeatingStorage(open_storage(uri))
         with open_index(tmp_path / "root", uri, storage_backend=repeating, checkpoint_every=2) as index:
@@ -303,7 +305,7 @@ class FencingScenarios:
 
 
 def take_over(root: Path, uri: str) -> IndexService:
-    """Return a writer that was let in once the stopped one's lease had ended."""
+    """Return a writer that opened the index after the stopped writer's lease had ended."""
     opened: list[IndexService] = []
 
     def let_in() -> bool:

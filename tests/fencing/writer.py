@@ -2,8 +2,8 @@
 
     python -m tests.fencing.writer ROOT URI MOMENT LEASE_TTL_S
 
-MOMENT is a call to the storage. There it prints a line on stdout, and sends no further request until it gets a line.
-Then it puts until it is fenced, and prints its state. It prints one JSON document per line.
+MOMENT is a call to the storage. At this call the writer prints a line on stdout, and sends no further request until it
+reads a line. Then it puts until it is fenced, and prints its state. It prints one JSON document per line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiered_index.storage.opening import open_storage
 
 NOW_MS = 1_700_000_000_000
 FIRST = 120
-"""Messages that are durable before the moment."""
+"""The number of messages that are durable before the moment."""
 KEYS = 10
 _LONGEST_S = 60
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Moment:
-    """The first call of `operation` whose name starts with `prefix`, before it acts or after.
+    """The first call of `operation` whose name starts with `prefix`, before or after it acts.
 
     `items` is the size of files.
     """
@@ -51,7 +51,7 @@ MOMENTS = {
 
 
 class HeldStorage(WrapperStorage):
-    """Holds one call up until a line comes in."""
+    """Delays one call until a line arrives."""
 
     def __init__(self, inner: Storage, moment: Moment) -> None:
         super().__init__(inner)
@@ -81,7 +81,7 @@ class HeldStorage(WrapperStorage):
 
 
 def append_positions(**document: object) -> None:
-    """Print one line, whole: two threads may have something to say."""
+    """Print one line, whole: two threads may print."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
@@ -93,7 +93,7 @@ def put(index: IndexService, number: int, topic: str = "old") -> None:
 
 
 def main(root: str, uri: str, moment: str, lease_ttl_s: str) -> None:
-    """Live until fenced."""
+    """Run until the writer is fenced."""
     chosen = MOMENTS[moment]
     storage = HeldStorage(open_storage(uri), chosen)
     where = {"root": root, "storage": uri, "storage_backend": storage}
