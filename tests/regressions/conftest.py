@@ -1,4 +1,4 @@
-"""Small indexes on a memory storage and a disk that syncs nothing, and calls that run beside the test."""
+"""Small indexes on a memory storage and on a disk without syncs, and calls in a thread beside the test."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def storage():
 
 @pytest.fixture
 def open_index(tmp_path, clock, storage):
-    """Open a writer at `tmp_path / root`; all are let go of at the end."""
+    """Open a writer at `tmp_path / root`; all writers are dropped at the end."""
     opened = []
 
     def make(root="root", *, storage_backend=storage, disk=None, **settings):
@@ -70,7 +70,7 @@ def open_index(tmp_path, clock, storage):
 
 @pytest.fixture
 def open_reader(tmp_path, clock, storage):
-    """Open a reader of the storage, or of `tmp_path / root` too; all are closed at the end."""
+    """Open a reader of the storage, or of `tmp_path / root` too; all readers are closed at the end."""
     opened = []
 
     def make(root=None, *, storage_backend=storage, **settings):
@@ -86,7 +86,7 @@ def open_reader(tmp_path, clock, storage):
 
 @pytest.fixture
 def leave_compacted(open_index, storage):
-    """Put `count` messages under key "k" to a fresh root, one a second, and leave them in one file that is compacted
+    """Put `count` messages under key "k" to a new root, one per second, and leave them in one file that is compacted
     and not uploaded.
     """
 

@@ -1,5 +1,5 @@
-"""One lease object that could not be read kept every writer out for good, though a lease is a courtesy and the log's
-fences decide.
+"""One unreadable lease object excluded every writer permanently, though the lease is only advisory and the log's fences
+decide.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The answers of each file were sorted into those of all files before it, which took a time that grew with the square
-of the number of files. Now they are brought in order when they have doubled, which must change no answer.
+"""The answers of each file were sorted into those of all previous files, in a time quadratic in the number of files.
+
+Now they are sorted when their number has doubled, which must change no answer.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tiered_index.service.lookup.budget import TopK
 
 NOW_S = 1_700_000_000
 FEW = 4096
-# answers that are brought in order at once; from there on they are when they have doubled
+# this many answers are sorted at once; later ones when their number has doubled
 
 
 def make_rows(count, seed, *, identities, seconds):
-    """Return rows in no order; a few identities are there more than once."""
+    """Return rows in random order; a few identities occur more than once."""
     rng = np.random.default_rng(seed)
     rows = np.zeros(count, ROCKETMQ_SCHEMA.row)
     rows["second"] = NOW_S + rng.integers(0, seconds, count)
@@ -65,7 +66,7 @@ def test_the_first_answers_are_those_of_sorting_everything(seed, many):
         for part in in_parts(rows, rng, rng.choice([2, 30, 90])):
             assert budget.add(part) == len(part)
             if rng.random() < 0.02:
-                budget.answers()  # to ask early changes nothing
+                budget.answers()  # an early read changes nothing
         found, more = budget.answers()
         assert same(found, wanted[:max_count])
         assert more == (total > max_count)
@@ -116,7 +117,7 @@ ROWS = 6000
 
 @pytest.fixture
 def index(open_index):
-    """A model and an index that hold `ROWS` messages under key "k", in files of several states and in the buffer."""
+    """A model and an index with `ROWS` messages under key "k", in files of several states and in the buffer."""
     service, model, rng = open_index(items=400, local_keep_s=0, query_threads=3), ReferenceModel(), random.Random(3)
     offsets = list(range(ROWS - 500)) + [rng.randrange(ROWS - 500) for _ in range(500)]  # some messages were put twice
     rng.shuffle(offsets)

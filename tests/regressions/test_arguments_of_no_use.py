@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind ended lookups with errors of Python's own."""
+"""Arguments of a wrong type ended lookups with Python's own errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A batch of Arrow columns was not copied: where these lay on memory that the caller went on using, entries that had
-been acknowledged changed under the engine until they were flushed.
+"""A batch of Arrow columns was not copied. If the caller changed their memory later, acknowledged entries changed in
+the engine until they were flushed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Item(KeyedIndexItem):
 
 
 def text_on(memory):
-    """Return a column of one-letter texts that lies on `memory`."""
+    """Return a column of one-letter texts on `memory`."""
     places = np.arange(len(memory) + 1, dtype=np.int64)
     return pa.LargeStringArray.from_buffers(len(memory), pa.py_buffer(places), pa.py_buffer(memory))
 
@@ -65,7 +65,7 @@ def test_what_was_put_stays_whatever_becomes_of_the_callers_memory(open_index, k
     service.put_batch(kind(columns))
     for name, values in memory.items():
         values[:] = ord("z") if name in ("topic", "key") else 7
-    assert columns["offset"].to_pylist() == [7] * ROWS  # it really lies there
+    assert columns["offset"].to_pylist() == [7] * ROWS  # it really is on that memory
 
     def check():
         keys = [chr(ord("a") + row) for row in range(ROWS)]

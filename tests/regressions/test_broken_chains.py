@@ -1,5 +1,6 @@
-"""A chain of an unsealed file that points forward, which no file that was verified has, made `query_many` leave out
-answers that `query` gave: it took the place where it stopped for the chain's end.
+"""`query_many` left out answers that `query` gave, if a chain of an unsealed file pointed forward.
+
+No verified file has such a chain. `query_many` took the place where it stopped for the chain's end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A lookup whose budget did not reach for the log raised `BudgetExceeded` without a result, partial answers allowed or
-not; a batch with a cursor among its lookups raised it with that lookup's result only, and called what the cursor's page
-had cost requests for the log.
+"""A lookup whose budget was too small for the log raised `BudgetExceeded` without a result, even with partial answers.
+
+A batch with a cursor among its lookups raised the error with that lookup's result only. It also counted the requests of
+the cursor's page as requests for the log.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def test_a_refresh_that_is_due_and_can_not_be_afforded(made: ColdIndex) -> None:
             writer.seal()
             writer.run_lifecycle()
         clock.advance(11)
-        # all that the reader knows of is in its memory: complete as of where it stands
+        # the reader has all files that it knows in memory: complete as of its log position
         for result in (
             reader.query("t", "all", max_requests=0),
             reader.query_many([Lookup(topic="t", key="all")], max_requests=0)[0],
         ):
             assert (answers(result), result.status, result.explain.requests) == (expected, "complete", 0)
-        # a byte is not enough either
+        # one byte is not enough either
         assert answers(reader.query("t", "all", max_bytes=0)) == expected
         # and the next one tries again
         assert answers(reader.query("t", "all")) == made.expected("t", "all") != expected
@@ -65,7 +66,7 @@ def test_a_root_that_has_changed_beside_a_reader_that_can_not_afford_the_log(mad
                 reader.query("t", "all", max_requests=0)
             assert isinstance(caught.value.result, QueryResult)
             assert answers(caught.value.result) == answers(result)
-            assert answers(reader.query("t", "all")) == made.expected("t", "all")  # it isn't remembered
+            assert answers(reader.query("t", "all")) == made.expected("t", "all")  # it isn't cached
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -1,6 +1,7 @@
-"""A few disk calls that failed in a row lost durable entries, or made a journal unreadable for good: recovery trusted
-bytes whose sync had failed, which the kernel shows until the power is cut, and wrote on behind them; a file that was
-given up was half deleted.
+"""A few failed disk calls in a row lost durable entries, or made a journal permanently unreadable.
+
+Recovery trusted bytes whose sync had failed, which the kernel shows until the power is cut, and wrote on after them. A
+file that the writer had abandoned was half deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LANES = {"main": NOW_MS, "quarantine": 5_000}
 
 @pytest.fixture(params=LANES)
 def put(request):
-    """Return what puts messages to one lane, and flushes them."""
+    """Return a function that puts messages to one lane, and flushes them."""
     begin_ms = LANES[request.param]
 
     def make(service, *numbers):
@@ -32,7 +33,7 @@ def put(request):
 
 
 def in_turn(*operations):
-    """Return an error for `FaultDisk.fail` that strikes the next call of each operation, one after the other."""
+    """Return an error for `FaultDisk.fail` that strikes the next call of each operation in turn."""
     left = list(operations)
 
     def error(operation):
@@ -47,7 +48,7 @@ def in_turn(*operations):
 @pytest.mark.parametrize("kept", [(), (1, 2)], ids=["first batch", "later batch"])
 @pytest.mark.parametrize("more", [[], ["create"], ["create", "create"]], ids=len)
 def test_recovery_writes_again_what_a_failed_sync_may_not_have_written(open_index, put, kept, more):
-    """The second sync of a flush is the journal's: its record is read after a kill, and is gone after a power cut."""
+    """The second sync of a flush is the journal's. Its record is read after a kill, but is gone after a power cut."""
     disk = FaultDisk()
     service = open_index(disk=disk)
     if kept:
@@ -85,7 +86,7 @@ def test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion
     with pytest.raises(TieredIndexError):
         put(service, 1, 2)
     disk.clear()
-    disk.fail("sync", nth=4)  # the journal's record is there, but not durably
+    disk.fail("sync", nth=4)  # the journal's record is there, but not durable
     disk.fail(fails, nth=2, times=1)
     put(service)
     put(service, 3)
@@ -104,7 +105,7 @@ def test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one(
     service = open_index(disk=disk)
     put(service, 1, 2, 3)
     service.seal()
-    disk.crash("sync_folder")  # the compacted file's name is there, but not durably
+    disk.crash("sync_folder")  # the compacted file's name is there, but not durable
     with pytest.raises(SimulatedCrash):
         service.run_lifecycle()
     service.abandon()

@@ -1,9 +1,9 @@
-"""Bytes with right checksums and wrong meaning: untyped errors in lookups, in `verify` and at a writer's open, and a
-merge without an end.
+"""Bytes with right checksums and wrong meaning: untyped errors in lookups, in `verify` and at a writer's open, and an
+endless merge.
 
-`IndexError` and `ValueError` from directories whose runs hold no whole items, `OverflowError` from times and positions
-past 64 bits, `TypeError` from a journal's fields of other types, and a merge that cut time into single seconds where a
-block ended before it began.
+Directories whose runs have no whole items raised `IndexError` and `ValueError`. Times and positions past 64 bits raised
+`OverflowError`. Fields of other types in a journal raised `TypeError`. If a block ended before it began, a merge cut
+time into single seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def made(tmp_path: Path) -> ColdIndex:
 
 
 def resealed(data: bytes, change: Change) -> bytes:
-    """Return a file with changed directory and metadata, of the same size, every CRC32 right again."""
+    """Return a file with changed directory and metadata, of the same size, with right CRCs everywhere."""
     trailer = parse_trailer(data, "whole", len(data))
     tail = trailer.tail
     groups, blocks = trailer.directory.groups.copy(), trailer.directory.blocks.copy()
@@ -81,7 +81,7 @@ def overlapping(groups: Any, blocks: Any, meta: Any) -> None:
 
 
 def ends_before_it_begins(groups: Any, blocks: Any, meta: Any) -> None:
-    """Then a second holds endlessly many of its entries."""
+    """A second then has an endless number of its entries."""
     blocks["second_max"] = blocks["second_min"] - 1
 
 
@@ -123,7 +123,7 @@ def test_lookups(made: ColdIndex, change: Change) -> None:
 def test_shards(made: ColdIndex, change: Change) -> None:
     with small_parts():
         merge_all(made.inner, CLOCK)
-    # it has the directories as they were
+    # it has the unchanged directories
     without_summary(made.inner)
     with IndexReader.open(storage_backend=made.inner) as reader:
         cut = [stored for stored in reader.log_state.objects.values() if b'"slot_map"' in made.inner.get(stored.name)]
@@ -140,7 +140,7 @@ def test_shards(made: ColdIndex, change: Change) -> None:
 
 @pytest.mark.parametrize("change", [many_items, half_items, endless_time], ids=lambda change: change.__name__)
 def test_merges_come_to_an_end(tmp_path: Path, change: Change) -> None:
-    """Counts that object and log agree on made each of many slots a piece of its own, read second by second."""
+    """Counts that agree in object and log made each of many slots a separate piece, read second by second."""
     made = cold_index(tmp_path / "root", files=2, entries=60, slots=100_000)
     for stored in made.stored:
         spoil(made.inner, stored.name, change)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_merges_come_to_an_end(tmp_path: Path, change: Change) -> None:
 
 
 def test_a_checkpoint_of_impossible_numbers_is_passed_over(made: ColdIndex, caplog: pytest.LogCaptureFixture) -> None:
-    """The records say what it is a cache of."""
+    """The records have the state that it caches."""
     name = max(info.name for info in made.inner.list("checkpoint/"))
     document = json.loads(made.inner.get(name).rpartition(b"\n#crc32 ")[0])
     for change in (
@@ -200,7 +200,7 @@ JOURNALS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("change", JOURNALS.values(), ids=JOURNALS)
 def test_a_journal_of_other_types(open_index: Opening, tmp_path: Path, change: dict[str, Any]) -> None:
-    """The file is kept, told of as damaged, and the writer goes on."""
+    """The file is kept and reported as damaged, and the writer continues."""
     index = open_index()
     index.put("t", 0, "k", 1, 1, 1_700_000_000_000)
     index.flush()
@@ -221,7 +221,7 @@ def test_a_journal_of_other_types(open_index: Opening, tmp_path: Path, change: d
 
 
 def test_a_journal_that_names_another_file_leaves_that_one_alone(open_index: Opening, tmp_path: Path) -> None:
-    """It was taken for the other's, which was cut to its length."""
+    """It was taken for the other file's journal, and that file was cut to its length."""
     index = open_index()
     for number in range(6):
         index.put("t", 0, "k", number, 1, 1_700_000_000_000 + 1000 * number)

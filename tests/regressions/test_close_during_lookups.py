@@ -1,5 +1,6 @@
-"""Closing a reader or a service cancelled the searches of running lookups without telling those, which waited for ever;
-others began a new pool behind the close, or met the executor's own error.
+"""Closing a reader or a service cancelled searches of running lookups, and those lookups waited permanently.
+
+Other lookups began a new pool after the close, or got the executor's own error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FILES = 4
 
 @pytest.fixture(params=["reader", "service"])
 def stored(request, open_index, open_reader, storage):
-    """A storage that can be told to fail, and an index of files that lie in it alone, searched by one thread."""
+    """A storage that fails on demand, and an index of files that only it has, searched by one thread."""
     service = open_index(local_keep_s=0)
     for number in range(FILES):
         service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
@@ -39,7 +40,7 @@ def query_threads():
 
 
 def check_threads(before):
-    """They end with what they were about, which a close does not wait for longer than a moment."""
+    """Check that the threads end when their lookups do. A close waits for that only for a moment."""
     until(lambda: query_threads() <= before)
 
 
@@ -57,7 +58,7 @@ def test_lookups_under_way_end(stored, beside):
     hang = faulty.hang("get_range", times=None, name_prefix="data/")
     lookups = [beside(lambda act=act: act(index)) for act in (ASK["query"], *ASK.values(), ASK["query"])]
     assert hang.entered.wait(60)
-    time.sleep(0.05)  # so that the others stand in line
+    time.sleep(0.05)  # so that the others wait in the queue
     closing = beside(index.close)
     closing.ended(0.05)
     hang.release.set()

@@ -1,5 +1,5 @@
-"""`close` deleted by name what compaction had replaced, also where another folder had taken the root's place: a backup
-that had just been put back lost its only copy of the entries.
+"""`close` deleted files by name that compaction had replaced, even if another folder had taken the root's place. So a
+restored backup lost its only copy of the entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def contents(root):
-    """Return the files of a root with their bytes, half-made ones left out: those are anybody's to delete."""
+    """Return the files of a root with their bytes, except half-made ones, which any process may delete."""
     paths = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".tmp-")]
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
@@ -35,7 +35,7 @@ def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_pat
         shutil.copytree(root, backup)
     if not uploads:
         faulty.fail("put", times=None, name_prefix="data/")
-    with service._catalog.reading():  # a lookup under way: what was replaced has to wait
+    with service._catalog.reading():  # a running lookup, so that the replaced file has to wait
         if uploads:
             service.run_lifecycle()
         else:
@@ -50,14 +50,14 @@ def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_pat
     assert any(name.startswith("unsealed/") for name in before)
     with pytest.raises(StorageUnavailable, match="opened"):
         service.run_lifecycle()
-    if more:  # it has no file to go to
+    if more:  # there is no file for it
         service.put("t", 0, "k", 2, 1, NOW_MS)
         with pytest.raises(StorageUnavailable, match="opened"):
             service.close()
     else:
         service.close()
     assert contents(root) == before
-    if copied == "before" and uploads:  # the copy doesn't know what its root has published since
+    if copied == "before" and uploads:  # the copy doesn't know the later publications of its root
         with pytest.raises(RootBehind):
             open_index()
         config = IndexConfig(root=root, slots=7, items=20, background=False, query_threads=2)

@@ -1,5 +1,5 @@
-"""An error of no type of the engine's own ended `close` at the step where it was raised: the root's lock was held until
-the process ended, so that nothing could open it again.
+"""An error of a foreign type ended `close` at the step that raised it. The root's lock was held until the process
+ended, so that no process could open the root again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class ScantDisk(FaultDisk):
-    """A disk whose syncs find no memory while `scant`."""
+    """A disk whose syncs raise `MemoryError` while `scant`."""
 
     scant = False
 
@@ -52,7 +52,7 @@ def test_a_flush_or_a_close_of_files_without_memory(open_index, tmp_path, backgr
         service.close()
     disk.scant = False
     assert census(tmp_path).below == 0
-    service.close()  # again: nothing
+    service.close()  # a second close does nothing
     with pytest.raises(IndexClosed):
         service.put("t", 0, "k", 9, 1, NOW_MS)
     check_reopened(open_index)
@@ -106,7 +106,7 @@ def test_of_several_errors_the_first_is_raised(open_index, monkeypatch):
 
 @pytest.mark.parametrize("end", ["close", "abandon"])
 def test_no_round_begins_behind_a_close(open_index, monkeypatch, caplog, end):
-    """A flush that was due in just that moment warned that the index was closed."""
+    """A flush that was due at that moment warned that the index was closed."""
     index = open_index(background=True, flush_interval_s=0.005)
     call = index._writer.call
 

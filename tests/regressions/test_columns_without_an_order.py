@@ -1,6 +1,4 @@
-"""A batch whose column was a set, a text or a dict was taken: rows got values in an order that nobody had given them,
-or one letter each.
-"""
+"""A batch accepted a set, a text or a dict as a column. Rows got values in a random order, or one letter each."""
 
 from __future__ import annotations
 

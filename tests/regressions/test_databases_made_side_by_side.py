@@ -1,4 +1,4 @@
-"""A database that another thread was just making was taken for one of another program: its marks were read at different
+"""While another thread made a database, it was taken for one of another program: its marks were read at different
 moments.
 """
 

@@ -1,5 +1,5 @@
-"""A stored document with a right checksum but nonsense in it (endless numbers, endless nesting, short lists) raised an
-untyped error.
+"""A stored document with a right checksum but invalid contents raised an untyped error. Such contents were infinite
+numbers, very deep nesting and short lists.
 """
 
 from __future__ import annotations

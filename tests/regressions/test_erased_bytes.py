@@ -1,4 +1,4 @@
-"""A certificate says `erased` only where no byte of what was erased is left: every file is searched for them."""
+"""A certificate says `erased` only if no byte of the erased entries is left. The tests search every file for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tiered_index.storage.sqlite.storage import SqliteStorage
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Merging]]:
-    """Return what begins an index below the test's folder, which is let go of at the end."""
+    """Return a function that begins an index below the test's folder. The index is dropped at the end."""
     begun: list[Merging] = []
 
     def make(storage: Any = None, **settings: Any) -> Merging:
@@ -54,7 +54,7 @@ def fill(life: Merging) -> bytes:
 
 
 def holding(folder: Path, secret: bytes) -> list[str]:
-    """Return the files below a folder that have some bytes."""
+    """Return the files below a folder that contain these bytes."""
     return [str(path) for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
@@ -146,7 +146,7 @@ def test_a_staged_object_is_read_and_waited_for(begin):
     assert wipe(life, "nobody's").status == "erased"
     done = wipe(life, "gone")
     assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())
-    # of what can't be read nothing is known
+    # the contents of an unreadable object are unknown
     life.storage.put(ticket.object, bytes(ticket.size_bytes))
     assert wipe(life, "nobody's").pending == (ticket.object,)
     life.storage.delete(ticket.name)

@@ -1,6 +1,5 @@
-"""A reader beside the writer took the folders' times before its look at them, so a file that went through all states
-during the look was in no folder and in no log record that the reader had read: it was missing from an answer called
-complete.
+"""A reader beside the writer took the folders' times before it listed them. So a file that passed through all states
+meanwhile was in no folder and in no log record that the reader had read. A "complete" answer lacked it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A file that somebody deletes from a root before it was uploaded is missed: by lookups, `verify` and `recover`."""
+"""If a user deletes a file from a root before its upload, lookups, `verify` and `recover` report it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 
 class Life:
-    """A root with three files of ten entries, an hour each, of which the storage has none."""
+    """A root with three files of ten entries, an hour each. The storage has none of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.clock = folder, folder / "root", ManualClock(NOW_MS)
@@ -87,7 +87,7 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
                 assert (partial.status, len(partial)) == ("partial", 20)
                 assert [one.file for one in partial.failed] == [file_id]
             if which < 2:
-                # of a file that was sealed the time is known
+                # the time of a sealed file is known
                 third = {**asked, "begin_ms": NOW_MS + 2 * HOUR_MS}
                 assert len(index.query(**third)) == len(reader.query(**third)) == 10
             assert any(file_id in problem for problem in index.health()["problems"])
@@ -120,7 +120,7 @@ def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_somebody_does_wit
                 partial = either.query("t", "k", max_count=100, allow_partial=True)
                 assert (partial.status, len(partial)) == ("partial", 20)
                 assert [one.file for one in partial.failed] == ["files"]
-            # files come and go: the list stays as it is
+            # files appear and are deleted: the list stays the same
             index.seal()
             index.run_lifecycle()
             assert any("files" in problem for problem in index.health()["problems"])
@@ -223,10 +223,10 @@ def test_a_list_that_cannot_be_written_says_nothing_wrong(tmp_path: Path) -> Non
     first, second = ListedFile("main", 1), ListedFile("main", 2, (3, 4))
     files.note(lambda: {"a": first})
     disk.fail("create", times=None)
-    # what it has is there
+    # the file that the list names exists
     files.note(lambda: {"a": first, "b": second})
     assert FileList(files._root).read() == {"a": first}
-    # what is to be deleted must not be missed
+    # a file that the writer deletes must not be reported as missing
     files.note(lambda: {"b": second})
     assert not files.path.exists() and FileList(files._root).read() == {}
     disk.clear()

@@ -1,5 +1,5 @@
-"""A file of another schema in a root was taken in: lookups failed with errors of no kind of ours or read its columns as
-theirs, new entries were appended to it, and the life cycle published it.
+"""A root accepted a file of another schema. Lookups failed with untyped errors or read its columns as theirs, new
+entries were appended to it, and the life cycle published it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def other(request):
 
 @pytest.fixture(params=["unsealed", "compacted"])
 def copied(request, other, open_index, leave_compacted, tmp_path):
-    """A root of our own with one message, and a file of another root in it; return that file's paths and bytes
-    there.
-    """
+    """A root with one message, and a file of another root in it; return that file's paths and bytes there."""
     service = open_index()
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.flush()
@@ -57,7 +55,7 @@ def copied(request, other, open_index, leave_compacted, tmp_path):
 
 
 def check_told(asked, ask, file_id, wanted):
-    """The file is named, and what else there is is given where partial answers are allowed."""
+    """Check that errors name the file, and that partial answers have all other entries."""
     with pytest.raises(SchemaMismatch, match=file_id):
         ask(asked)
     result = ask(asked, allow_partial=True)

@@ -1,5 +1,5 @@
-"""A reader beside the writer took equal folder times for "nothing has changed", though two changes may fall into one
-step of the clock.
+"""A reader beside the writer took equal folder times for "nothing has changed", though two changes can have the same
+time on a coarse clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A forked child took entries that nobody ever wrote, and waited for ever in a lookup for threads of its parent."""
+"""A forked child accepted entries that no process ever wrote, and waited permanently in a lookup for threads of its
+parent.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ HANGS_S = 60
 
 
 def in_child(act):
-    """Return what `act` returns in a forked child, as JSON has it; an error as its class and text."""
+    """Return the result of `act` in a forked child, as JSON has it; an error as its class and text."""
     ends = os.pipe()
     child = os.fork()
     if not child:
@@ -49,7 +51,7 @@ def in_child(act):
 
 @pytest.fixture(params=["file", "sqlite", "s3"])
 def given(request, tmp_path):
-    """How to open the storage: `FILES` files of one entry of key k each."""
+    """The arguments that open the storage: `FILES` files with one entry of key k each."""
     if request.param == "s3":
         server = request.getfixturevalue("s3_environment")
         options = {"storage": f"s3://{server.new_bucket()}/p", "s3": {"endpoint_url": server.endpoint_url}}
@@ -83,7 +85,7 @@ def test_a_reader_answers_on_both_sides_of_a_fork(given, tmp_path):
 
 @pytest.mark.parametrize("given", ["file"], indirect=True)
 def test_a_reader_that_others_are_using_answers_in_the_child(given, beside):
-    """Whatever locks the parent's threads hold, the child waits for none."""
+    """The child waits for no lock that the parent's threads hold."""
     with IndexReader.open(refresh_interval_s=0, **given) as reader:
         stop = []
 
@@ -212,7 +214,9 @@ def application(environ, start_response):
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_gunicorn(tmp_path, preload):
-    """What a worker accepts is kept: with --preload it refuses, since the master has opened the index."""
+    """A worker keeps the entries that it accepts. With --preload it refuses them, since the master has opened the
+    index.
+    """
     (tmp_path / "app.py").write_text(APPLICATION)
     options = ["--workers", "1", "--bind", "127.0.0.1:0", *(["--preload"] if preload else [])]
     command = [sys.executable, "-m", "gunicorn", "--no-control-socket", *options, "app:application"]

@@ -1,4 +1,4 @@
-"""Storages and roots that are restored, cloned, mixed or half synced: nothing that was durable goes without a word."""
+"""Storages and roots that are restored, cloned, mixed or half synced: no durable entry is lost without an error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Life:
-    """One index below a folder: what was put by which life of its root, and copies of root and storage."""
+    """One index below a folder: the entries of each history of its root, and copies of root and storage."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock = folder, ManualClock(NOW_MS)
@@ -89,12 +89,12 @@ class Life:
         return begin_anew(config, clock=self.clock)
 
     def reopened(self, root: Path | None = None, **settings: Any) -> set[int]:
-        """Return what a writer finds that opens the root, and closes it again."""
+        """Return the findings of a writer that opens the root, and close it again."""
         with self.open(root, **settings) as index:
             return self.found(index)
 
     def publish_all(self) -> None:
-        """Let a writer open the root, and publish what it has."""
+        """Let a writer open the root and publish all its entries."""
         with self.open() as index:
             index.seal()
             index.run_lifecycle()
@@ -120,7 +120,7 @@ def life(tmp_path: Path) -> Life:
 
 
 class _Forgetful(FaultDisk):
-    """A folder sync that fails drops what it was to write: no later one writes it."""
+    """A folder sync that fails drops its changes: no later one writes them."""
 
     failing: str | None = None
 
@@ -341,11 +341,11 @@ def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bo
     life.keep("storage")
     with life.open() as index:
         life.ingest(index, 20, upload=True)
-        if beside:  # a writer that is at work is no finding
+        if beside:  # a running writer is no finding
             assert run_here("verify", "--root", life.root).code == 0
     copied = f"file://{life.folder}/copied"
     assert run_here("copy", "--storage", f"file://{life.folder}/storage", "--to", copied).code == 0
-    # a copy has a log of its own
+    # a copy has its own log
     told = run_here("verify", "--root", life.root, "--storage", copied, "--json")
     assert not told.document["findings"]
     life.restore("storage")
@@ -363,7 +363,7 @@ def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life
     life.keep("storage")
     with life.open() as index:
         life.ingest(index, 20, upload=True)
-        # beside a writer at work, whose storage is as the root knows it
+        # beside a running writer, whose storage agrees with the root
         assert run_here("orphans", "--root", life.root).code == 0
     life.restore("storage")
     names = sorted((life.folder / "storage").rglob("*"))
@@ -527,7 +527,7 @@ def test_a_file_with_fewer_entries_is_dropped_where_the_published_one_has_them(l
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])
 @pytest.mark.parametrize("place", ["unsealed", "compacted", "compacted while open"])
 def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str, is_same: bool) -> None:
-    """Two copies of a root fill one file with as many entries, and one of them publishes it."""
+    """Two copies of a root fill one file with as many entries each, and one of them publishes it."""
     first = life.open()
     life.ingest(first, 10, upload=False)
     life.keep("storage")
@@ -537,7 +537,7 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
     with life.open() as index:
         life.ingest(index, 5, upload=True)
         (stored,) = index.log_state.objects.values()
-    # the copy, before a storage without that
+    # the copy, with a storage that lacks that file
     before = FaultStorage(LocalStorage(life.folder / "storage.kept"))
     life.end_lease("storage.kept")
     before.fail("put", name_prefix="data/", times=None)
@@ -575,7 +575,7 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
 
 
 def _sync(source: Storage, target: Storage, *, replaces: bool) -> None:
-    """Copy objects as a tool does that knows nothing of an index: without deletes, in the order of their names."""
+    """Copy objects as a tool that knows nothing of an index: without deletes, in the order of their names."""
     there = {info.name for info in target.list()}
     for info in source.list():
         if replaces or info.name not in there:
@@ -583,7 +583,7 @@ def _sync(source: Storage, target: Storage, *, replaces: bool) -> None:
 
 
 class Sites:
-    """Two sites that went on from one state of an index, in storages of one kind."""
+    """Two sites that continued from one state of an index, in storages of one kind."""
 
     def __init__(self, life: Life, scheme: str) -> None:
         self.life, self.scheme = life, scheme
@@ -599,7 +599,7 @@ class Sites:
         return self._held[name] if uri is None else open_storage(uri)
 
     def write(self, name: str, rounds: int, first: int) -> set[int]:
-        """Publish `rounds` files of 10 entries; return all that the site has then."""
+        """Publish `rounds` files of 10 entries; return all entries that the site then has."""
         self.life.clock.advance(10)
         self.life.put = first - 1
         root = self.life.root if name == "a" else self.life.folder / "root.b"
@@ -609,7 +609,7 @@ class Sites:
             return self.life.found(index)
 
     def merge(self, source: str, target: str, how: str) -> None:
-        """Sync one site over the other one, which then holds both histories."""
+        """Sync one site over the other one, which then has both histories."""
         if how == "keeping times":
             places = self.life.folder / source, self.life.folder / target
             shutil.copytree(*places, copy_function=shutil.copy2, dirs_exist_ok=True)
@@ -649,7 +649,7 @@ def test_a_fresh_reader_and_a_new_writer_refuse_two_merged_histories(
         life.open(life.folder / "new", storage_backend=sites.storage("a"))
     with pytest.raises(StorageBehind, match="two histories"):
         StorageLog(sites.storage("a"), life.clock).open()
-    # a copy takes the history of the newest checkpoint, which one of the roots has, too
+    # a copy uses the history of the newest checkpoint, which one of the roots has, too
     saved = MemoryStorage(clock=life.clock)
     copier = Copier(sites.storage("a"), saved, life.clock)
     copier.open()
@@ -706,7 +706,7 @@ def test_the_roots_of_two_merged_histories_keep_their_entries(life: Life, rounds
 
 
 def test_two_running_clones_of_a_machine_publish_one_history(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot with its memory: both processes go on with one epoch, one lease and one start of the system."""
+    """A snapshot with its memory: both processes continue with one epoch, one lease and one start of the system."""
     first = life.open()
     life.ingest(first, 10, upload=False)
     shutil.copytree(life.root, life.folder / "clone")

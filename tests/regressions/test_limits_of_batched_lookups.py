@@ -1,4 +1,4 @@
-"""`query_many` took ranges and counts that `query` refuses, and answered them with nothing or with something else."""
+"""`query_many` accepted ranges and counts that `query` refuses, and returned empty or wrong answers."""
 
 from __future__ import annotations
 

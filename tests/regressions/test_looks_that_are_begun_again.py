@@ -1,5 +1,5 @@
-"""A look at a root that was begun again, or ran beside another one, left the time of a journal's newest state with the
-view of an older one: from then on a reader called answers complete that lacked what had been flushed in between.
+"""A restarted or concurrent listing of a root stored the time of a journal's newest state with the view of an older
+one. From then on a reader called answers complete that lacked the entries flushed in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def seen(result):
 
 @pytest.fixture
 def grown(open_index, open_reader, ask):
-    """A writer with message 0 in a compacted file and 1, 2 in an active one, and a reader that has seen the active one
+    """A writer with message 0 in a compacted file and 1, 2 in an active one. Its reader has seen the active one
     without 2.
     """
     service = open_index()
@@ -64,7 +64,7 @@ def test_a_file_that_is_retired_before_it_is_opened(open_index, open_reader, sto
     faulty.fail("put", name_prefix="data/")
     put(service, 1)
     service.flush()
-    service.put("t", 0, "k", 0, 1, 5_000)  # goes to a file of the other lane, whose clock is bad
+    service.put("t", 0, "k", 0, 1, 5_000)  # written to a file of the other lane, because its clock is bad
     service.flush()
     reader = open_reader("root")
     assert seen(ask(reader)) == ("complete", [1, 0])

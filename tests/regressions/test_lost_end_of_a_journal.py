@@ -1,5 +1,7 @@
-"""A file whose journal had lost its end lost the entries of that end in silence, also where a younger file proved that
-it had been whole: answers were called complete, positions ran ahead of them, and the life cycle made the loss final.
+"""A file whose journal had lost its end silently lost those entries, even if a younger file proved that it had been
+whole.
+
+Answers were called complete, positions were ahead of the entries, and the life cycle made the loss permanent.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def offsets(result):
 
 
 def borders(journal):
-    """Return where each record of a journal ends: open, batch, batch, seal."""
+    """Return the end of each record of a journal: open, batch, batch, seal."""
     ends = [12]
     while ends[-1] < len(journal):
         (length,) = struct.unpack_from(">I", journal, ends[-1])
@@ -46,8 +48,9 @@ DAMAGE = {
 
 @pytest.fixture(params=DAMAGE)
 def damaged(request, open_index, tmp_path):
-    """Return a function that leaves a root with messages 1..40 in a sealed file of a lane, whose journal lost its end,
-    and 41..50 in a younger file; it returns the damaged file's paths and bytes.
+    """Return a function that leaves a root with a damaged file, and returns that file's paths and bytes.
+
+    Messages 1..40 are in a sealed file of a lane, whose journal lost its end, and 41..50 in a younger file.
     """
 
     def make(lane="main", restarted=False):
@@ -106,7 +109,7 @@ def test_a_reader_beside_it_says_so_too(open_reader, damaged):
     assert (result.status, offsets(result)) == ("partial", list(range(41, 51)))
 
 
-# What a crash or a failed write leaves is no damage
+# The marks of a crash or a failed write are no damage
 
 
 def test_the_newest_files_journal_may_end_early(open_index, open_reader, tmp_path):
@@ -136,7 +139,7 @@ def test_a_write_that_failed_and_was_made_up_for_is_no_damage(open_index, open_r
     service = open_index(disk=disk)
     put(service, 1, 20)
     disk.fail(operation, nth=nth, torn=True)
-    put(service, 21, 40)  # the first file takes no more: these go to the next one
+    put(service, 21, 40)  # the first file accepts no more entries: these are written to the next one
     assert len(service.files()) == 2
     if sealed:
         service.seal()

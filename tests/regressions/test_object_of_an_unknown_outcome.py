@@ -1,5 +1,5 @@
-"""An upload whose log record had an unknown outcome was deleted when the next try met an error; the record arrived
-later, and the log named an object that was gone.
+"""An upload whose log record had an unknown outcome was deleted when the next attempt failed. The record arrived later,
+and the log named an object that was gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class LateRecords(FaultStorage):
-    """Holds log records back while told to."""
+    """Delays log records on demand."""
 
     delayed = False
     held = None
@@ -27,7 +27,7 @@ class LateRecords(FaultStorage):
 
 @pytest.fixture
 def waiting(open_index, storage):
-    """A service whose one file was sent whole, and whose record is on its way."""
+    """A service whose one file was fully sent, and whose record is still in flight."""
     late = LateRecords(storage)
     service = open_index(storage_backend=late, local_keep_s=1e9)
     service.put("t", 0, "k", 1, 1, NOW_MS)

@@ -1,5 +1,5 @@
-"""The flusher's thread opens the index, too; where that took longer than the pause between rounds and failed, a round
-began on nothing.
+"""The flusher's thread opens the index, too. If that took longer than the pause between rounds and failed, a round
+began without an index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LateStorage(WrapperStorage):
     """Refuses the first write, after many rounds' pauses."""
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Wait, and fail as an opening that others keep out."""
+        """Wait, and fail like an opening that other writers refuse."""
         threading.Event().wait(20 * PAUSE_S)
         raise LockHeld("scripted")
 

@@ -1,6 +1,4 @@
-"""A path that no file can have is bad usage (exit 2) and no unexpected error (70), whichever command or call is given
-it, and as what.
-"""
+"""An impossible path is bad usage (exit 2) and no unexpected error (70), in every command, call and option."""
 
 from __future__ import annotations
 
@@ -74,10 +72,10 @@ def code_of(line: list[str], capsys: pytest.CaptureFixture[str]) -> int | str | 
 BELOW_A_FILE = "a-file/x"
 ROOT = ["--root", "root", "--storage", "memory://paths"]
 NEW_ROOT = ["--root", "{path}", "--storage", "memory://paths"]
-# command lines, and paths that serve others
+# command lines, and valid paths for their other options
 LINES = [
     *((line, []) for line in (*FILES.values(), *SOURCES.values())),
-    # what may be the name of an object
+    # possible names of an object
     *(([*line, *ROOT], [".", BELOW_A_FILE, "000000000001000-572d230f6127"]) for line in FILES.values()),
     *(([*line, *NEW_ROOT], [BELOW_A_FILE]) for line in INDEXES.values()),
 ]
@@ -93,7 +91,7 @@ def test_files_sources_and_roots(line: list[str], more: list[str], capsys: pytes
 @pytest.mark.parametrize("line", [INDEXES[name] for name in ("verify", "recover")], ids=["verify", "recover"])
 def test_storages(line: list[str], scheme: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in PATHS.values():
-        if not path.startswith("~"):  # no home to an absolute path
+        if not path.startswith("~"):  # an absolute path needs no home folder
             root = ["--root", "new"] if line[0] == "recover" else []
             assert code_of([*line, "--storage", f"{scheme}://{folder}/{quote(path)}", *root], capsys) == 2, path
 
@@ -116,7 +114,7 @@ def test_calls(path: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def without_permission(folder: Path) -> Iterator[None]:
-    """Be somebody who may not enter `folder`."""
+    """Become a user who may not enter `folder`."""
     folder.chmod(0)
     before = os.geteuid()
     if before == 0:

@@ -1,5 +1,5 @@
-"""A root whose local files were all retired, opened while the storage could be read but not be claimed, knew no
-source's position any more: whoever follows a source by it would have begun from its start.
+"""A root lost its sources' positions if all its local files were retired and its writer could read the storage but not
+claim it. A follower would have begun from the source's start.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A put that had passed its check when `close` began added its entries behind the last flush and returned: they were
-lost though nothing had failed.
+"""A put that had passed its check when `close` began added its entries after the last flush and returned. The entries
+were lost without an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Gate:
-    """Where a put is held up after its first checks."""
+    """Delays a put after its first checks."""
 
     def __init__(self):
         self.entered, self.release = threading.Event(), threading.Event()
@@ -26,7 +26,7 @@ class Gate:
 
 
 class HeldBatch(UserDict):
-    """A batch whose columns are slow to come."""
+    """A batch whose columns arrive slowly."""
 
     gate = None
 

@@ -1,6 +1,4 @@
-"""No fault that was: a message may have more keys than one block of the write buffer has rows, and nothing tried
-that.
-"""
+"""This was no fault, but had no test: a message may have more keys than a block of the write buffer has rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A writer that died between the deletions of a compacted file's entries and journal made every lookup beside it
-fail.
-"""
+"""If a writer died between the deletions of a compacted file's entries and journal, every lookup beside it failed."""
 
 from __future__ import annotations
 

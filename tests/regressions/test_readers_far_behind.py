@@ -1,5 +1,5 @@
-"""A reader that is many records behind its log, asked by lookups with few requests: it catches up, and each of them
-reads files, too.
+"""A reader that is many records behind its log, with lookups of few requests each: it catches up, and each lookup also
+reads files.
 """
 
 from __future__ import annotations

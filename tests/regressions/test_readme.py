@@ -1,4 +1,4 @@
-"""The README of this folder lists every test of a RocketMQ fault, no other, and says what the test says."""
+"""The README of this folder lists every test of a RocketMQ fault, no other, and agrees with the test."""
 
 from __future__ import annotations
 

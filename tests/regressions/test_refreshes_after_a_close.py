@@ -1,4 +1,4 @@
-"""`refresh` of a reader that was closed read the log once more, and filled the catalog that closing had emptied."""
+"""`refresh` of a closed reader read the log once more, and filled the catalog that the close had emptied."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A refresh that had read the log before a file was published took that file out of the catalog again and deleted its
-local copy; two refreshes at a time both removed the same file, and the second one's `KeyError` reached the caller.
+"""Faults of concurrent refreshes.
+
+A refresh that had read the log before a file was published removed that file from the catalog again and deleted its
+local copy. Two concurrent refreshes both removed the same file, and the second one's `KeyError` reached the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def index(open_index):
 
 
 def remove_objects(storage):
-    """Have another process take every object out of the log and out of the storage."""
+    """Let another process remove every object from the log and from the storage."""
     log = StorageLog(storage, ManualClock(NOW_MS))
     state = log.open()
     publish(log, state.epoch, remove=tuple(state.objects))
@@ -50,7 +52,7 @@ def test_a_file_published_during_a_refresh_stays(index, beside, tmp_path, monkey
     monkeypatch.setattr(index._catalog, "all", wait_then_list)
     refresh = beside(index._lifecycle.refresh)
     assert arrived.wait(60)
-    calls += [None] * nth  # only that call is held up
+    calls += [None] * nth  # only that call is delayed
     index.put("t", 0, "b", 2, 1, NOW_MS + 1000)
     index.seal()
     publishing = beside(index.run_lifecycle)
@@ -81,7 +83,7 @@ def test_two_lookups_that_miss_an_object_both_answer(open_index, storage, beside
     def list_together():
         found = real()
         with contextlib.suppress(threading.BrokenBarrierError):
-            meeting.wait(0.1)  # where the two go one by one there is nobody to meet
+            meeting.wait(0.1)  # if the two run one after the other, they can't meet
         return found
 
     monkeypatch.setattr(index._catalog, "all", list_together)

@@ -1,5 +1,5 @@
-"""A chunk of the write buffer that was closed early kept the room of a full one: puts that alternated with lookups or
-with flushes that failed held a hundred times the memory that the buffer's bound had been told of.
+"""A chunk of the write buffer that was closed early kept the space of a full one. Puts that alternated with lookups or
+failed flushes held a hundred times the memory that the buffer's bound counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_puts_between_flushes_that_fail_hold_what_the_buffer_says(open_index):
     put(0, 5)
     with traced_memory() as memory:
         put(5, 105)
-        gc.collect()  # errors that pytest has looked at are held by cycles
+        gc.collect()  # cycles hold errors that pytest has inspected
         held, _ = memory()
     assert service.health()["buffered_entries"] == 105
     assert held < 2**20  # a hundred full blocks would be 13 MiB

@@ -1,4 +1,6 @@
-"""Life-cycle rules of a bucket that archive objects or delete the log's oldest records: said, and worked around."""
+"""Life-cycle rules of a bucket that archive objects or delete the log's oldest records are reported, and the index
+works around them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A database's URI with one slash more than it needs, as other programs write absolute paths, could not be opened: what
-follows two slashes is a host to SQLite.
+"""A database's URI with an additional slash, as other programs write absolute paths, could not be opened. SQLite reads
+a host after two slashes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Before an upload only the items of a local compacted file were checked, so a damaged header, slot table or filter,
-which our own lookups do without, was published for other readers to trip over.
+"""Before an upload, only the items of a local compacted file were checked. So a damaged header, slot table or filter
+was published: this project's lookups don't need them, but other readers do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What ends a thread of a service must not leave those waiting that ask for it: long pauses, errors of any kind, forks,
-the interpreter's end, interrupted starts; and a service that was forgotten leaves no thread behind.
+"""The end of a service's thread must not leave its callers waiting. A service that was dropped leaves no thread.
+
+A thread can end by long pauses, errors of any kind, forks, the interpreter's end, or interrupted starts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def open_service(folder, **settings):
 @pytest.mark.parametrize("pause", ["flush_interval_s", "lifecycle_interval_s"])
 @pytest.mark.parametrize("seconds", [1e9])
 def test_the_longest_pauses(tmp_path, pause, seconds):
-    """Longer ones, which no system can wait for, are refused."""
+    """Longer pauses, which no system can wait for, are refused."""
     with open_service(tmp_path, **{pause: seconds}) as service:
         service.put("t", 0, "k", 1, 1, NOW_MS)
         service.flush()
@@ -104,7 +105,7 @@ if sys.argv[2] == "forked" and os.fork():
 
 @pytest.mark.parametrize("way", ["whole", "forked"])
 def test_what_is_open_when_the_interpreter_ends_is_flushed(tmp_path, way):
-    """By the process that opened it: a forked child leaves it alone."""
+    """The process that opened it flushes it; a forked child does not touch it."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), way], capture_output=True, text=True, timeout=60, check=True
     )

@@ -1,5 +1,5 @@
-"""An age of infinity, for "never", could not be rounded: the life cycle ended with `OverflowError` before it had done
-anything. Infinity is refused, and the greatest age serves: it outlasts any clock.
+"""An age of infinity, for "never", could not be rounded: the life cycle ended with `OverflowError` before its first
+step. Infinity is refused. The greatest age works: it outlasts any clock.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_a_parquet_row_is_refused(open_index, tmp_path, unit, time):
 
 
 def test_a_parquet_time_of_96_bits_does_not_wrap(open_index, tmp_path):
-    """Some writers store such times; read as nanoseconds of 64 bits they begin anew every 584 years."""
+    """Some writers store such times. As nanoseconds of 64 bits they would wrap around every 584 years."""
     service, path = open_index(), tmp_path / "messages.parquet"
     later_s = NOW_S + 2**64 // 10**9
     table = pa.table(

@@ -1,5 +1,5 @@
-"""`health` called an index well whose lookups failed: a file that recovery had found damaged, and a log that could not
-be read at the opening, were none of its problems.
+"""`health` called an index well although its lookups failed: it reported neither a file that recovery had found damaged
+nor a log that could not be read at the opening.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def put(service):
 
 
 def damage(path):
-    """Change every byte of a file; return what it held."""
+    """Change every byte of a file; return the old contents."""
     data = path.read_bytes()
     path.write_bytes(bytes(byte ^ 0xFF for byte in data))
     return data

@@ -1,5 +1,6 @@
-"""An exception that was no `OSError`, from memory that ran out or from a signal's handler, left a file half written and
-in use: the next flush put a batch into it that did not follow the one before, and the file was unreadable for good.
+"""An exception other than `OSError` left a file half written and in use, such as one of a signal's handler or of
+missing memory. The next flush wrote a batch that did not follow the previous one, and the file was permanently
+unreadable.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ WRITING = {appenders.__file__, unsealed.__file__}
 
 
 class Interrupt(BaseException):
-    """What a signal's handler raises."""
+    """The exception that a signal's handler raises."""
 
 
 def at_line(nth, act):
-    """Call `act`, and raise at the nth line of the writing modules that it comes to; return whether it came so far."""
+    """Call `act`, and raise at the nth executed line of the writing modules; return whether it got that far."""
     seen = 0
 
     def trace(frame, event, _):
@@ -49,13 +50,13 @@ def at_line(nth, act):
 
 def put(service, *numbers):
     for number in numbers:
-        # every third one is of another time, and goes to the quarantine lane
+        # every third one has another time, for the quarantine lane
         begin_ms = 5_000 if number % 3 == 0 else NOW_MS
         service.put("t", 0, "k", number, 1, begin_ms + number * 1000, source="s", source_position=number)
 
 
 def flush(service):
-    service._flusher.run_once()  # in this thread, where the trace is
+    service._flusher.run_once()  # in this thread, which has the trace
 
 
 def roll(service):

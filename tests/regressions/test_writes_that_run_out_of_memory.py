@@ -1,5 +1,5 @@
-"""A file that was being written stayed behind, half made, where the making of its bytes failed with anything but an
-error of the operating system: each round of a life cycle that ran out of memory left one more.
+"""A file stayed behind, half made, if the making of its bytes failed with an error other than one of the operating
+system. Each round of a life cycle without enough memory left one more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ERRORS = [MemoryError("no memory for a piece"), ValueError("no such piece"), OSE
 @pytest.mark.parametrize("disk", [Disk(), FaultDisk()], ids=["disk", "fault disk"])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("pieces", [0, 1, 5])
-# large ones are written by a thread of their own
+# large ones are written by a separate thread
 @pytest.mark.parametrize("large_bytes", [1 << 20, 250], ids=["small", "large"])
 def test_a_file_whose_making_fails_is_removed(tmp_path, monkeypatch, disk, error, pieces, large_bytes):
     monkeypatch.setattr(disk_module, "_LARGE_BYTES", large_bytes)

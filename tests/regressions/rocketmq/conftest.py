@@ -1,11 +1,10 @@
-"""What the regression tests of RocketMQ's faults share: a life of an index and of its model, put in step through every
-state of its files.
+"""Fixtures of the regression tests of RocketMQ's faults: an index and its model, moved through every state of a file.
 
-`make_life` runs a test for both presets and both storages, memory:// and file:// (each preset on one of them: the
-storage sees bytes, whatever their preset). Of a test with many cases, neighbours have the presets by turns in short
-runs. `Life.through` brings all that was put through the five states; `Life.check` asks everybody who can answer in the
-present state (the writer one by one and in a batch, a reader beside it, a reader of the storage alone) and compares
-with `tests.support.model`.
+`make_life` runs a test for both presets and both storages, memory:// and file://. Each preset runs on one of them, as a
+storage sees only bytes. In a test with many cases, short runs of neighbours alternate between the presets.
+`Life.through` moves all entries through the five states. `Life.check` sends a lookup to every object that can answer in
+the present state: the writer (one by one and in a batch), a reader beside it, and a reader of the storage alone. It
+compares the answers with `tests.support.model`.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ SETTINGS: dict[str, Any] = {"slots": 7, "items": 20, "local_keep_s": KEEP_S, "ba
 Ask = Callable[..., QueryResult]
 
 _FEW = 3
-"""A test of fewer cases runs each of them for both presets."""
+"""A test with fewer cases runs each of them for both presets."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave one preset of each case to long runs, so that neighbouring cases have the presets by turns."""
+    """Leave one preset of each case to long runs, so that neighbouring cases alternate between the presets."""
     cases: dict[Any, tuple[list[pytest.Item], ...]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "make_life" in item.callspec.indices:
@@ -49,13 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for of_presets in cases.values():
         for preset, of_preset in enumerate(of_presets):
             for number, item in enumerate(of_preset):
-                # the bits, so that no parameter of several goes with one preset
+                # the parity of the bits, so that no value of one parameter implies a preset
                 if len(of_preset) >= _FEW and (number.bit_count() + preset) % 2:
                     item.add_marker(pytest.mark.slow)
 
 
 class Life:
-    """One index, its storage (`storage`, which fails when told to, at `uri`), its disk and its model."""
+    """One index, its storage (`storage`, which fails on demand, at `uri`), its disk and its model."""
 
     def __init__(self, folder: Path, uri: str, preset: str, settings: dict[str, Any]) -> None:
         self.root = folder / "root"
@@ -75,7 +74,7 @@ class Life:
     # Life
 
     def open(self, **settings: Any) -> IndexService:
-        """Open the root, letting go of it first where it is open; by default as it was created."""
+        """Open the root again, with the settings of its creation by default. An open one is dropped first."""
         self.crash()
         chosen = {**self.settings, **settings}
         self.disk = FaultDisk()
@@ -89,14 +88,14 @@ class Life:
         return self.service
 
     def crash(self) -> None:
-        """Leave what a killed process would."""
+        """Leave the state that a killed process leaves."""
         self.dismiss()
         if hasattr(self, "service"):
-            with contextlib.suppress(BaseException):  # a disk that has crashed goes on crashing
+            with contextlib.suppress(BaseException):  # a disk that has crashed stays crashed
                 self.service.abandon()
 
     def close(self) -> None:
-        """Close everything and keep nothing."""
+        """Close everything and drop it."""
         self.dismiss()
         self.service.close()
         del self.service
@@ -115,7 +114,7 @@ class Life:
         return made
 
     def put_call(self, call: dict[str, Any]) -> int:
-        """Put the message of a call of RocketMQ's, as its golden files have them."""
+        """Put the message of a call in RocketMQ's golden files."""
         place = (call[name] for name in ("topic", "queueId", "keys", "offset", "size", "timestamp"))
         return self.put(*place, topic_id=call["topicId"])
 
@@ -131,16 +130,14 @@ class Life:
     # States
 
     def through(self) -> Iterator[str]:
-        """Bring everything that was put into the present state and then into one after the other, and yield its
-        name.
-        """
+        """Move all entries into the present state, then into each later one, and yield the state's name."""
         for state in STATES[STATES.index(self.state) :]:
             self.bring(state)
             yield state
 
     def bring(self, state: str, *, begin: str | None = None) -> None:
-        """Bring everything that was put into `state`, which is not before the present one, from where a test has
-        brought it: `begin`.
+        """Move all entries into `state`. It must not come before the present state, or before `begin`, if a test has
+        already moved them there.
         """
         self.state = begin or self.state
         for step in STATES[STATES.index(self.state) : STATES.index(state) + 1]:
@@ -174,7 +171,7 @@ class Life:
     # Answers
 
     def asking(self) -> list[tuple[str, Ask]]:
-        """Return who can answer for everything that was put in the present state, by name."""
+        """Return the objects that can answer for all entries in the present state, by name."""
         if not self._asking:
             self._asking = [("service", self.service.query), ("service, in a batch", _batched(self.service))]
             if self.state != "buffered":
@@ -193,9 +190,9 @@ class Life:
     def check(
         self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, max_count: int = 64
     ) -> list[Answer]:
-        """Ask everybody, compare with the model, and return its answers."""
+        """Look up in every object, compare with the model, and return the answers."""
         question = (len(self.model.entries), topic, key, begin_ms, end_ms)
-        if question not in self._modelled:  # the model takes its time over many entries
+        if question not in self._modelled:  # the model is slow with many entries
             self._modelled[question] = self.model.query(topic, key, begin_ms, end_ms, None)
         everything = self._modelled[question]
         expected = everything[:max_count]
@@ -203,7 +200,7 @@ class Life:
             result = ask(topic, key, begin_ms, end_ms, max_count)
             where = (self.state, name, topic, key, begin_ms, end_ms, max_count)
             assert [Answer.of(item) for item in result] == expected, where
-            if len(everything) != max_count:  # an answer of just so many may be proven complete or not
+            if len(everything) != max_count:  # an answer with exactly this many may or may not be proven complete
                 assert result.status == ("truncated" if len(everything) > max_count else "complete"), where
             assert not result.failed, where
         return expected
@@ -221,7 +218,7 @@ def _batched(index: IndexService | IndexReader) -> Ask:
 
 @pytest.fixture(params=[("native", "file"), ("rocketmq", "memory")], ids="-".join)
 def make_life(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Life]]:
-    """Create an index; settings by name, where they are not those of all tests here."""
+    """Create an index. Named settings differ from those of all tests here."""
     preset, scheme = request.param
     made: list[Life] = []
     numbers = itertools.count()

@@ -1,10 +1,10 @@
-"""Fault: a list is changed while another thread goes through it.
+"""Fault: a list is changed while another thread iterates over it.
 
-RocketMQ #9069; #9371 is the same trouble of readers beside a deletion.
-RocketMQ: the list of messages to index was read by the thread that builds the index while another one added to it and
-released it: a ConcurrentModificationException under load, and messages missing from the index. Files deleted under a
-reader were a null pointer.
-Here: puts, flushes, lookups and the deletion of files run side by side; each lookup sees every file in one of its
+RocketMQ #9069; #9371 is the same fault of readers during a deletion.
+RocketMQ: the thread that builds the index read the list of messages while another thread added to it and released it.
+Under load this raised ConcurrentModificationException, and messages were missing from the index. A reader of a deleted
+file met a null pointer.
+Here: puts, flushes, lookups and the deletion of files run at the same time. Each lookup sees every file in one of its
 states.
 """
 
@@ -24,7 +24,7 @@ def numbers(answers):
 
 
 def test_puts_in_the_middle_of_a_flush(life, monkeypatch):
-    """What is put while the flusher goes through its batch is neither lost nor written twice."""
+    """An entry that is put while the flusher writes its batch is neither lost nor written twice."""
     count = iter(range(10, 1000))
     for number in range(10):
         life.put("t", 0, "k", number, timestamp_ms=T + number * 1000)
@@ -57,7 +57,7 @@ def test_puts_in_the_middle_of_a_flush(life, monkeypatch):
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state):
-    """A lookup has its list of files and waits for the newest two, in the storage; meanwhile all others lose their
+    """A lookup has its list of files and waits for the newest two, in the storage. Meanwhile all other files lose their
     local form.
     """
     life = make_life(items=4, query_threads=1)
@@ -93,14 +93,14 @@ def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state
     assert {report.file for report in call.value.explain.files if report.place == state} == {
         file.file_id for file in local
     }
-    # what waited for the lookup goes now
+    # the files that waited for the lookup are deleted now
     life.service.run_lifecycle()
     assert not list(life.root.glob("compacted/*")) + list(life.root.glob("uploaded/*"))
     life.check("t", "k")
 
 
 def test_a_lookup_between_any_two_changes_of_the_list(make_life, monkeypatch):
-    """The list of files is looked at after each single change that a flush or a round of the life cycle makes to it."""
+    """The test inspects the list of files after each single change by a flush or a life-cycle round."""
     life = make_life(items=4, local_keep_s=0)
     looks = []
 
@@ -125,7 +125,7 @@ def test_a_lookup_between_any_two_changes_of_the_list(make_life, monkeypatch):
             life.service.flush()
     life.service.seal()
     life.service.run_lifecycle()
-    # a file came, grew, was compacted, uploaded and retired
+    # a file appeared, grew, was compacted, uploaded and retired
     assert len(looks) > 5 * len(life.service.files())
     assert set(looks) == {"complete"}
     assert not any(file.is_local for file in life.service.files())

@@ -1,10 +1,10 @@
 """Fault: concurrent reads share one file position.
 
 RocketMQ #10462, #10471; golden fault 9.
-RocketMQ: a read of `PosixFileSegment` set the position of a shared channel and then read: of 20,000 concurrent lookups
+RocketMQ: a read of `PosixFileSegment` set the position of a shared channel and then read. Of 20,000 concurrent lookups
 297 answered wrong and 23 failed.
-Here: every read names its place; lookups from many threads answer as one would, hot and cold, through one service or
-reader. The storages' own promise, that a read names its place, is in the conformance suite.
+Here: every read names its position. Lookups from many threads answer as from one thread, hot and cold, through one
+service or reader. The conformance suite tests this promise of the storages.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Fault: the same lookup, repeated, returns different counts.
 
 RocketMQ #7872.
-RocketMQ: a lookup of at most 32 messages of a key that has more returned 32 the first time and 31 the next: which
-results made it depended on which read was faster.
-Here: an answer follows from what was put alone: not from the moment, the thread, the state of files or the order of
-reads; entries of one identity are one answer before anything is counted.
+RocketMQ: a lookup of at most 32 messages, of a key with more, returned 32 the first time and 31 the next. The result
+depended on which read was faster.
+Here: an answer depends only on the entries that were put: not on the moment, the thread, the state of files or the
+order of reads. Entries of one identity become one answer before any counting.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = 1_700_000_000_000
 FILES, EACH = 5, 12
 REPEATS = 3
 RANGES = {32: (9, 7, 5, 5, 5), 1000: (9,) * FILES}
-"""How many ranges a lookup of so many asks for while one file, from the oldest to the newest, is held up: trailers and
-items of all other files that it needs, and what hangs.
+"""The number of ranges that a lookup with this `max_count` reads while one file, from the oldest to the newest, is
+delayed: trailers and items of all other files that it needs, and the delayed range.
 """
 
 
 @pytest.fixture
 def written(make_life):
-    """Files whose intervals overlap the next one's, and every third message in two of them."""
+    """Files whose intervals overlap the next one's, with every third message in two of them."""
     life = make_life(items=EACH + 1)
     numbers = itertools.count()
 
@@ -53,7 +53,7 @@ def test_repeated_it_is_the_same(written):
 
 @pytest.mark.parametrize("slowest", range(FILES))
 def test_whichever_file_answers_last(written, beside, slowest):
-    """Of the files in the storage one is held up until all others were read."""
+    """One file of the storage is delayed until all others were read."""
     written.bring("storage")
     files = written.service.files()
     assert len(files) == FILES

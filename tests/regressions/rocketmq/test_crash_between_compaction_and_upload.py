@@ -1,10 +1,10 @@
 """Fault: a crash between compaction and upload spoils the next file.
 
 RocketMQ #7222.
-RocketMQ: when the broker stopped after a file had been compacted and before its upload had ended, the file that was
-written to next was not initialised properly after the restart; a compaction that failed released nothing.
-Here: a restart at any point between the two takes every file on from where it stands: entries are found once, the next
-file begins clean, the upload is made once, and nothing is left over.
+RocketMQ: the broker stopped after a file had been compacted and before its upload had ended. After the restart, the
+next file to write to was not initialised properly. A failed compaction released nothing.
+Here: after a restart at any point between the two, every file continues from its state. Entries are found once, the
+next file begins empty, the upload happens once, and nothing is left over.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def check(life):
 
 
 def goes_on(life, last):
-    """After the restart everything is there; what is put next is found with it, through every state, and published
-    once.
+    """Check that everything is there after the restart.
+
+    The test finds further entries with it, through every state, and all of them are published once.
     """
     check(life)
     put(life, last + 1, last + 10)
@@ -71,7 +72,7 @@ def test_the_process_dies_while_the_upload_is_stuck(make_life, fault, active):
     life.storage.fail(times=None, **fault)
     with pytest.raises(StorageUnavailable):
         life.service.run_lifecycle()
-    # a request whose answer was lost has acted, and the process died before it could ask again
+    # a request whose response was lost has acted, and the process died before it could retry
     life.storage.clear()
     life.open()
     goes_on(life, 10 + active)
@@ -80,7 +81,7 @@ def test_the_process_dies_while_the_upload_is_stuck(make_life, fault, active):
 @pytest.mark.parametrize(
     ("nth", "after"),
     [
-        # what is after the first call is before what follows it; all in long runs
+        # the state after the first call is the state before the next one; long runs test all
         pytest.param(nth, after, id=f"{nth}-{'after' if after else 'before'}", marks=marks)
         for nth, after, marks in ((1, False, ()), (2, True, ()), (1, True, SLOW), (2, False, SLOW))
     ],

@@ -1,10 +1,10 @@
 """Fault: an empty file compacts to 0 bytes and "uploads" well.
 
 RocketMQ: golden fault 11.
-RocketMQ: the compaction of a file without entries wrote nothing; the 0 bytes were uploaded and the file counted as
+RocketMQ: the compaction of a file without entries wrote nothing. The 0 bytes were uploaded, and the file counted as
 uploaded.
-Here: a file without entries is never sealed into one: nothing is compacted, nothing uploaded, nothing named by the log;
-an empty file that somebody else left is damage, never an empty answer.
+Here: a file without entries is never sealed, compacted, uploaded or named in the log. An empty file from elsewhere is
+damage, never an empty answer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_empty_batches_and_positions_alone_make_no_file_of_entries(life):
 
 
 def test_a_file_that_was_begun_and_got_no_entry(life):
-    """Its first write failed: it holds nothing, and what was to be written goes to another one."""
+    """Its first write failed, so it has no entries. They are written to another file."""
     life.put("t", 0, "k", 1, timestamp_ms=T)
     life.disk.fail("pwrite", nth=3, times=2)
     with pytest.raises(StorageUnavailable):

@@ -2,8 +2,8 @@
 
 RocketMQ: golden fault 12.
 RocketMQ: KEYS were split at each single space, so two spaces in a row made an empty key, and `topic#` was indexed.
-Here: an empty key is refused wherever it comes from, the call with it; nothing of it is indexed, and nobody can look it
-up.
+Here: every call with an empty key is refused, from any source. It indexes nothing, and a lookup of the empty key is
+refused, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOUBLE = "red  blue"
 
 @pytest.fixture
 def written(life):
-    """What was there before: it must be all that is there afterwards."""
+    """The entries from before. They must be the only ones afterwards."""
     life.put("t", 0, ("red", "blue"), 1, timestamp_ms=T)
     return life
 
@@ -58,7 +58,7 @@ def test_a_batch_of_lookups_with_one_is_refused(written):
 
 
 def test_a_key_with_spaces_is_one_key(written):
-    """`put` takes keys as they are: it splits nothing."""
+    """`put` does not split keys."""
     written.put("t", 0, DOUBLE, 5, timestamp_ms=T)
     written.put("t", 0, " ", 6, timestamp_ms=T)
     for _ in written.through():

@@ -1,8 +1,8 @@
 """Fault: recovery loses a file's end timestamp.
 
 RocketMQ #10656; golden fault 3.
-RocketMQ: opening an index file again read the begin timestamp into the end timestamp and wrote it back into the header;
-what was uploaded later carried a wrong maximum for good.
+RocketMQ: reopening an index file read the begin timestamp into the end timestamp and wrote it back into the header.
+Later uploads had a wrong maximum permanently.
 Here: a restart in any state, clean or not, changes no interval: not the file's, not its header's, not the log's.
 """
 
@@ -25,7 +25,7 @@ def written(make_life):
 
 
 def check(life):
-    """Everybody finds the last second by itself, and every word about the interval is true."""
+    """Check that a lookup of the last second alone finds it, and that every stored interval is right."""
     last_ms = T + LAST * 1000
     assert len(life.check("t", "k", last_ms, None)) == 2
     assert life.check("t", "k", last_ms + 1000, None) == []
@@ -52,7 +52,7 @@ def test_a_restart_in_any_state_keeps_it(written, state, clean):
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_an_active_file_goes_on_from_its_true_end(written, clean):
-    """Java's end timestamp began again at the file's begin, so an older entry after the restart became the end."""
+    """After a restart, Java's end timestamp was the file's begin, so an older entry became the end."""
     written.bring("unsealed")
     if clean:
         written.service.close()

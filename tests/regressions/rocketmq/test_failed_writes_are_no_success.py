@@ -1,10 +1,10 @@
 """Fault: failed writes are reported as success.
 
-RocketMQ: golden faults 6 and 7 (what the caller was told).
-RocketMQ: `putKey` of the index service tried three times, logged the error, and returned SUCCESS; an upload that failed
-was an entry in the log.
-Here: `put` promises the buffer, `flush` the disk, the log the storage; whichever of them can't keep its promise raises,
-`durable_position` stays, and what was put is kept, found, and written once the trouble is over.
+RocketMQ: golden faults 6 and 7 (the result for the caller).
+RocketMQ: `putKey` of the index service tried three times, logged the error, and returned SUCCESS. A failed upload was
+only an entry in the log.
+Here: `put` promises the buffer, `flush` the disk, the log the storage. Each of them raises if it can't keep its
+promise. `durable_position` then does not move. The entries are kept, found, and written once the fault has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_a_flush_that_wrote_nothing_raises(make_life, operation, code):
         assert life.service.health()["problems"]
         assert len(life.check("t", "k")) == 5
     put(life, 6, 12)
-    with pytest.raises(BackPressure):  # the buffer is full, and nothing is thrown away to make room
+    with pytest.raises(BackPressure):  # the buffer is full, and drops nothing to make space
         life.service.put("t", 0, "k", 13, 10, T, source="log", source_position=13)
     assert len(life.check("t", "k")) == 12
     life.disk.clear()
@@ -61,7 +61,7 @@ def test_what_was_not_confirmed_is_not_promised_after_a_crash(life, operation):
         life.service.flush()
     assert life.service.durable_position("log") == 5
     life.open()
-    # entries 6 to 9 were promised to nobody; the caller goes on behind the position
+    # entries 6 to 9 were never confirmed; the caller continues after the position
     assert life.service.durable_position("log") == 5
     found = [item.offset for item in life.service.query("t", "k")]
     assert found[-5:] == [5, 4, 3, 2, 1]

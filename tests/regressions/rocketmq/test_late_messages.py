@@ -1,8 +1,8 @@
 """Fault: a message older than its file's begin is never found by its own time.
 
 RocketMQ: golden fault 2.
-RocketMQ: a file's interval began with its first entry; a late message lies before it, so a lookup around the message's
-own store time never reached the file. A lookup over all time found it.
+RocketMQ: a file's interval began with its first entry. A late message is before it, so a lookup around the message's
+own store time never read the file. A lookup over all time found it.
 Here: a file's interval is its true smallest and greatest second, from the first put on, after a restart, and in the
 log.
 """
@@ -32,7 +32,7 @@ def test_each_late_message_is_found_around_its_own_time(life):
 
 
 def test_a_late_message_flushed_after_its_file_was_begun(life):
-    """The interval of a file that others already look at grows at its lower end."""
+    """The interval of a file that lookups already see grows at its lower end."""
     life.put("t", 0, "k", 1, timestamp_ms=T)
     life.bring("unsealed")
     assert life.check("t", "k", T - 60_000, T - 1) == []
@@ -53,7 +53,7 @@ def test_it_is_still_found_after_a_crash(life, state):
 
 
 def test_javas_late_entries(make_life, golden):
-    """RocketMQ's own case of late entries, one second of it after the other."""
+    """RocketMQ's own late entries, with a lookup of each second."""
     life = make_life(slots=16, items=64)
     calls = [call for call in golden("tiered/late/input.jsonl") if call["result"] == "SUCCESS"]
     begin_ms = calls[0]["timestamp"]

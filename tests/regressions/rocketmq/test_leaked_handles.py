@@ -1,11 +1,11 @@
 """Fault: handles leak.
 
-RocketMQ #8017; #7222 and #10462 name the same of failed compactions and closed segments.
-RocketMQ: every upload of an index file to a POSIX segment left some 570 MB of memory behind, until the process was
-stopped after 16 hours.
-Here: descriptors and mappings are counted. After any number of rounds of put, flush, compaction, upload, retirement and
-lookups there are as many as after the first, and none after the close. `stress/test_cycles_leave_no_handle.py` proves
-the same of every cycle, and where any call fails.
+RocketMQ #8017; #7222 and #10462 report the same of failed compactions and closed segments.
+RocketMQ: every upload of an index file to a POSIX segment leaked about 570 MB of memory, until the process was stopped
+after 16 hours.
+Here: the test counts descriptors and mappings. After any number of rounds of put, flush, compaction, upload, retirement
+and lookups there are as many as after the first. After the close there are none.
+`stress/test_cycles_leave_no_handle.py` proves the same for every cycle, and for a failure of any call.
 """
 
 from __future__ import annotations

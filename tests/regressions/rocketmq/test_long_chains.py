@@ -1,9 +1,9 @@
 """Fault: chains are cut at 512 and 1,024 items.
 
 RocketMQ: golden fault 10 (its second half).
-RocketMQ: a hot lookup walked at most 512 items of a slot, a cold one read at most 1,024; items of other keys in the
-slot used up the walk, so older messages were never found.
-Here: no cap. A key is found whole, whatever else lies in its slot, at once or page by page.
+RocketMQ: a hot lookup read at most 512 items of a slot, a cold one at most 1,024. Items of other keys in the slot
+counted too, so older messages were never found.
+Here: no limit. All entries of a key are found, regardless of other keys in its slot, at once or page by page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_a_key_with_more_entries_than_the_caps(make_life):
     for _ in life.through():
         for max_count in (513, 1025, 1501):
             assert len(life.check("t", "k", max_count=max_count)) == min(max_count, 1500)
-        # the oldest lie at the chain's far end
+        # the oldest are at the chain's end
         assert [answer.offset for answer in life.check("t", "k", None, T + 2_999)] == [2, 1, 0]
         for _, ask in life.asking()[::3]:
             assert pages(ask, "t", "k", 700) == list(range(1499, -1, -1))
@@ -38,7 +38,7 @@ def test_a_key_with_more_entries_than_the_caps(make_life):
 
 @pytest.mark.parametrize("others", [255, 256, *(cap + step for cap in CAPS for step in (-1, 0, 1))])
 def test_other_keys_of_the_slot_hide_nothing(make_life, others):
-    """One slot for all: newer items of other keys lie before the ones asked for."""
+    """All keys have one slot, and newer items of other keys come before those of the lookup."""
     life = make_life(slots=1, items=2000)
     life.put_batch([("t", 0, "k", number, 10, T + number * 1000) for number in range(5)])
     life.put_batch(

@@ -1,10 +1,10 @@
 """Fault: a key whose hash is Integer.MIN_VALUE.
 
 RocketMQ #10462, #10471; golden fault 6.
-RocketMQ: `Math.abs` leaves Integer.MIN_VALUE negative; the slot's position then lies before the table: an error, or a
-write inside the header and an entry lost while SUCCESS was returned.
-Here: such a hash is 0; the entry is found in every state, and neither header nor neighbours suffer, whatever the number
-of slots.
+RocketMQ: `Math.abs` leaves Integer.MIN_VALUE negative, so the slot's position is before the table. The result was an
+error, or a write inside the header and a lost entry while SUCCESS was returned.
+Here: such a hash is 0. The entry is found in every state, and header and neighbours stay intact, with any number of
+slots.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_it_is_found_and_harms_nobody(make_life, slots, batched):
             (file,) = life.service.files()
             assert (file.second_min * 1000, file.second_max * 1000) == (T, T + (len(keys) - 1) * 1000)
         if state in ("unsealed", "uploaded"):
-            life.open()  # what is on the disk says the same
+            life.open()  # the disk has the same
             for key in (*BAD, *NEIGHBOURS):
                 life.check(TOPIC, key)
     (stored,) = life.service.log_state.objects.values()
@@ -57,7 +57,7 @@ def test_it_is_found_and_harms_nobody(make_life, slots, batched):
 
 @pytest.mark.parametrize("case", ["minvalue_slots16", "minvalue_slots31", "minvalue_slots101", "minvalue_slots5000"])
 def test_what_java_lost_or_refused(make_life, golden, case):
-    """RocketMQ's own puts, those that it answered with an error among them: each is found."""
+    """RocketMQ's own puts, including those that it answered with an error: each entry is found."""
     (meta,) = golden(f"tiered/{case}/meta.json")
     life = make_life(slots=meta["slots"], items=meta["items"])
     calls = golden(f"tiered/{case}/input.jsonl")

@@ -1,9 +1,9 @@
-"""Fault: a put with several keys is left half written, and its first keys are indexed again by each retry.
+"""Fault: a put with several keys is left half written, and each retry indexes its first keys again.
 
 RocketMQ: golden fault 6 (its second half).
-RocketMQ: a put wrote key by key; where one failed (the MIN_VALUE hash), the keys before it stayed, the service tried
-the whole message again three times and answered SUCCESS: `x1` three times, `x2` not at all.
-Here: a call is accepted whole or refused whole, and an identity put again is one answer.
+RocketMQ: a put wrote key by key. If one failed (the MIN_VALUE hash), the keys before it stayed. The service tried the
+whole message again three times and answered SUCCESS: `x1` three times, `x2` not at all.
+Here: a call is accepted whole or refused whole, and entries with the same identity are one answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_a_refused_call_leaves_no_key_behind(life, wrong):
         with pytest.raises(InvalidArgument):
             life.service.put(**message)
     for key in KEYS:
-        life.check(TOPIC, key)  # the model knows of nothing
+        life.check(TOPIC, key)  # the model has no entry
     assert life.put(TOPIC, 0, KEYS, 8, timestamp_ms=T) == 3
     for _ in life.through():
         for key in KEYS:
@@ -70,7 +70,9 @@ def test_a_call_that_is_pushed_back_leaves_no_key_behind(make_life):
 
 
 def test_a_message_put_again_is_one_answer(life):
-    """Who does not know whether a put was durable puts it again: in the buffer, in the same file, in the next one."""
+    """A caller who does not know whether a put was durable repeats it: in the buffer, in the same file, in the next
+    one.
+    """
     for _ in range(2):
         life.put(TOPIC, 0, KEYS, 1, timestamp_ms=T)
     life.bring("unsealed")

@@ -1,9 +1,9 @@
-"""Fault: a lookup returns one result more than it was asked for.
+"""Fault: a lookup returns one result more than its maximum.
 
 RocketMQ #10471; golden fault 10 (its first half).
 RocketMQ: a hot lookup compared its count with the maximum before it added one more: `maxCount` 1 returned 2.
-Here: the answer is the first `max_count` of a fixed order, never more, never less while there are more, in every state;
-the next page goes on behind the last answer.
+Here: the answer is the first `max_count` of a fixed order, in every state: never more, and never fewer while more
+exist. The next page continues after the last answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COUNT = 12
 def written(make_life, request):
     life = make_life(items=request.param)
     for number in range(COUNT):
-        # two of a second, so that a maximum can fall between equals
+        # two per second, so that a maximum can fall between equals
         life.put("t", number % 3, "k", number, timestamp_ms=T + number // 2 * 1000)
         if number % 2:
             life.put("t", 0, "another", number, timestamp_ms=T + number * 1000)
@@ -30,6 +30,6 @@ def test_exactly_as_many_as_asked_for(written):
         for max_count in (*range(1, COUNT + 2), 2**31):
             answers = written.check("t", "k", max_count=max_count)
             assert len(answers) == min(max_count, COUNT)
-        # a window that holds fewer, just as many, and more
+        # a window with fewer entries, with exactly as many, and with more
         for max_count in (3, 4, 5):
             assert len(written.check("t", "k", T + 1000, T + 2999, max_count)) == min(max_count, 4)

@@ -1,9 +1,9 @@
 """Fault: a put with more keys than a file holds returns SUCCESS and indexes nothing.
 
 RocketMQ: golden fault 7.
-RocketMQ: a put whose keys don't all fit was refused by the file as full, a fresh file refused it as well, and after
-four files the service answered SUCCESS.
-Here: such a put fills as many files as it needs; where it can't be taken it raises and changes nothing.
+RocketMQ: a put whose keys don't all fit was refused by the file as full, and by each new file as well. After four files
+the service answered SUCCESS.
+Here: such a put fills as many files as it needs. If it can't be accepted, it raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_every_key_is_indexed(make_life, items, already):
 
 
 def test_a_put_at_the_end_of_a_file_as_java_refused_it(make_life, golden):
-    """RocketMQ refused puts that would cross a file's end as FILE_FULL; here they go on in the next file."""
+    """RocketMQ refused puts across a file's end as FILE_FULL. Here they continue in the next file."""
     (meta,) = golden("tiered/multikey_full/meta.json")
     calls = golden("tiered/multikey_full/input.jsonl")
     refused = [call for call in calls if call["result"] == "FILE_FULL"]

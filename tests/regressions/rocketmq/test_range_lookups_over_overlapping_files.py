@@ -1,9 +1,9 @@
 """Fault: a time range finds only the files that begin inside it.
 
 RocketMQ #9233, #10268, #10269; golden fault 1.
-RocketMQ: `queryAsync` took the files whose begin time lay in the range, so a range inside a file found nothing, and one
+RocketMQ: `queryAsync` read the files whose begin time was in the range. So a range inside a file found nothing, and one
 that began in the middle of a file missed that file: 0 of 10 entries, 60 of 79.
-Here: every file whose interval overlaps the range is searched, whatever its state, and no other.
+Here: every file whose interval overlaps the range is searched, in any state, and no other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = 1_700_000_000_000
 def test_the_lookups_that_java_answered_short(make_life, golden):
     """Java's own entries and lookups.
 
-    Its ranges are in milliseconds, its stored times whole seconds: a begin is rounded up to one.
+    Its ranges are in milliseconds, its stored times in whole seconds, so the test rounds a begin up to a second.
     """
     life = make_life(slots=32, items=201)
     for line in golden("tiered_service/input.jsonl"):
@@ -63,7 +63,7 @@ def test_a_window_inside_one_second_of_one_file(life):
     for offset in range(10):
         life.put("t", 0, "k", offset, timestamp_ms=T + offset * 1000 + 700)
     for _ in life.through():
-        # one second is the resolution: whatever part of it is asked for, its entries are found
+        # the resolution is one second: a range of any part of a second finds its entries
         assert life.check("t", "k", T + 5_100, T + 5_200) == [
             Answer("t", 0, 5, 10, T + 5_000, life.model.query("t", "k")[0].key_hash)
         ]

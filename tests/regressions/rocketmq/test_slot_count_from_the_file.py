@@ -1,10 +1,10 @@
 """Fault: a file is read with the slot count of the configuration instead of its own.
 
 RocketMQ: golden fault 5.
-RocketMQ: slots and items came from the broker's configuration, never from the stored file; after a change of settings
+RocketMQ: slots and items came from the broker's configuration, never from the stored file. After a change of settings
 old files failed ("read position illegal") or answered wrong.
-Here: every file says its own geometry; a reader needs none; a writer that is told another slot count is refused and
-touches nothing; files of another number of items stand side by side.
+Here: every file has its own geometry, and a reader needs none. A writer with another slot count is refused and changes
+nothing. Files with different numbers of items can be in one index.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def content(life):
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded", "storage"])
 def test_a_changed_setting_is_refused_and_touches_nothing_and_none_is_needed(written, state, monkeypatch):
-    """The defaults of both presets are in the millions; what the files say counts."""
+    """The defaults of both presets are in the millions, and the geometry in the files counts."""
     written.bring(state)
     written.service.close()
     before = content(written)
@@ -50,7 +50,7 @@ def test_a_changed_setting_is_refused_and_touches_nothing_and_none_is_needed(wri
         written.open(**settings)
         written.bring(state)
         check(written)
-    # a reader does not care what is configured for new files
+    # a reader ignores the settings of new files
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "64")
     monkeypatch.setenv("TIERED_INDEX_ITEMS", "100")
     with IndexReader.open(root=written.root, storage_backend=written.storage, clock=written.clock) as reader:
@@ -58,7 +58,7 @@ def test_a_changed_setting_is_refused_and_touches_nothing_and_none_is_needed(wri
 
 
 def test_every_key_of_a_large_file_lies_in_its_own_slot(make_life):
-    """Many slots and more entries than one read takes in: whoever counts slots otherwise looks in the wrong place."""
+    """Many slots, and more entries than one read has: a wrong slot count leads to the wrong place."""
     life = make_life(slots=32, items=2001)
     life.put_batch([("t", 0, f"key-{number % 200}", number, 10, T + number * 1000) for number in range(2000)])
     for state in life.through():

@@ -1,9 +1,9 @@
 """Fault: results of two topics whose keys have equal hashes overwrite each other.
 
 RocketMQ: golden fault 8; #3613 is the same of the classic index.
-RocketMQ: results were collected under queue id and offset, without the topic: of `TopicAa` and `TopicBB` with the same
-key, queue and offset one was dropped, and the other filtered away for being of another topic.
-Here: topic, queue and offset are the identity; a lookup sees its own topic only.
+RocketMQ: results were collected by queue id and offset, without the topic. Of `TopicAa` and `TopicBB` with the same
+key, queue and offset, one was dropped. The other was filtered away, as it had another topic.
+Here: topic, queue and offset are the identity, and a lookup sees only its own topic.
 """
 
 from __future__ import annotations
@@ -54,5 +54,6 @@ def test_topic_and_key_that_are_equal_only_together(life):
     for _ in life.through():
         assert len(life.check("AaTopic", "Aa")) == 1
         assert len(life.check("BBTopic", "BB")) == 1
-        # RocketMQ's schema can't tell keys of equal hashes apart within a topic, and the model says so; ours can
+        # RocketMQ's schema can't distinguish keys with equal hashes within a topic, and the model does the same; the
+        # native schema can
         assert len(life.check("AaTopic", "BB")) == (1 if life.preset == "rocketmq" else 0)

@@ -1,9 +1,10 @@
-"""Fault: a file that can't be read makes the answer shorter, and nobody is told.
+"""Fault: a file that can't be read makes the answer shorter, without an error.
 
 RocketMQ: golden fault 4.
-RocketMQ: `queryAsync` logged a failed read and completed with what the other files held: 60 of 80 results, no error.
-Here: a lookup that meets an unreadable file raises a typed error, or where partial answers are allowed says `partial`
-and names the file.
+RocketMQ: `queryAsync` logged a failed read and completed with the results of the other files: 60 of 80 results, no
+error.
+Here: a lookup that can't read a file raises a typed error. If partial answers are allowed, it says `partial` and names
+the file.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ FAULTS = {
 @pytest.fixture
 def written(make_life):
     """Four files of twenty entries of one key, a hundred seconds each, as in the golden data."""
-    life = make_life(items=EACH + 1, block_cache_bytes=0, directory_cache_bytes=0)  # nothing is answered from memory
+    life = make_life(items=EACH + 1, block_cache_bytes=0, directory_cache_bytes=0)  # no answer comes from memory
     for number in range(FILES * EACH):
         life.put("t", 0, "k", number, timestamp_ms=T + number * 5000)
     return life
 
 
 def check(life, number, failing, error):
-    """Nobody answers short because the file of this number can't be read."""
+    """Check that no answer is short because the file with this number can't be read."""
     others = [answer for answer in life.model.query("t", "k", max_count=None) if answer.offset // EACH != number]
     for name, ask in life.asking():
         with pytest.raises(error):
@@ -45,7 +46,7 @@ def check(life, number, failing, error):
         assert [report.file for report in result.failed] == [failing.file_id], name
         assert all(report.error for report in result.failed)
         assert [Answer.of(item) for item in result] == others, name
-        # one that does not need the file is whole
+        # a lookup that does not need the file is whole
         low, high = (0, number * 100_000 - 1) if number else (100_000, FILES * 100_000)
         window = (T + low, T + high)
         assert ask("t", "k", *window).status == "complete"
