@@ -49,7 +49,7 @@ def test_a_module_imports_only_what_lies_below_it():
     assert checked.returncode == 0, checked.stdout
 
 
-def test_imports_stand_at_the_top():
+def test_imports_are_at_the_top():
     """`if TYPE_CHECKING` and a `try` of the module also count as the top."""
     top, wrong = ast.Import | ast.ImportFrom | ast.If | ast.Try, []
     for relative, _, tree in modules():
@@ -60,7 +60,7 @@ def test_imports_stand_at_the_top():
     assert not wrong
 
 
-def test_what_is_allowed_late_is_still_there():
+def test_each_permitted_late_import_still_exists():
     for relative, name in LAZY:
         found = {imported for _, imported in imports(ast.parse((PACKAGE / relative).read_text()))}
         assert name in found, f"{relative} no longer imports {name}"

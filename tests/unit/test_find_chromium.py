@@ -38,6 +38,6 @@ def test_root_gets_the_package(tmp_path: Path) -> None:
     ],
     ids=["not root", "no package", "it installs nothing", "no apt"],
 )
-def test_else_it_says_what_to_do(tmp_path: Path, stubs: dict[str, str]) -> None:
+def test_without_a_package_it_prints_the_remedy(tmp_path: Path, stubs: dict[str, str]) -> None:
     code, _, said = run(tmp_path, **stubs)
     assert code == 1 and "install one (Debian: chromium)" in said

@@ -111,7 +111,7 @@ def test_no_package_no_rights_and_no_apt(tmp_path: Path) -> None:
     assert done.returncode == 1 and "none was found" in done.stderr
 
 
-def test_an_installation_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.apt("openjdk-17-jre-headless")
     host.stub("apt-get", '[ "$1" != install ] || { echo "no room" >&2; exit 100; }')
@@ -130,7 +130,7 @@ def test_an_older_java_that_stays_the_default_is_replaced_by_the_alternatives(tm
     assert len(asked) == 1 and "-17-" in asked[0] and asked[0].endswith("/bin/java")
 
 
-def test_an_installation_that_leaves_no_fitting_java_is_no_success(tmp_path: Path) -> None:
+def test_an_installation_without_a_fitting_java_fails(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.java("11.0.2")
     host.apt("openjdk-17-jre-headless", installs="11.0.2")

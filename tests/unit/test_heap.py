@@ -28,13 +28,13 @@ print(held, resident_bytes() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim")
-def test_what_was_freed_goes_back():
+def test_freed_memory_returns_to_the_system():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     held, left = map(int, done.stdout.split())
     assert held > 50_000_000 > 10_000_000 > left
 
 
-def test_compactions_and_merges_give_back(tmp_path, monkeypatch):
+def test_compactions_and_merges_return_memory(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(lifecycle, "give_back", lambda: given.append("compaction"))
     monkeypatch.setattr(run, "give_back", lambda: given.append("merge"))

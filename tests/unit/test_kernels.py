@@ -80,7 +80,7 @@ def test_one_key(loops, topic, key, block):
     counts=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     family=st.sampled_from([NATIVE, ROCKETMQ]),
 )
-def test_chains_and_what_they_are_compacted_to(loops, seed, slots, hashes, counts, family):
+def test_chains_and_their_compacted_form(loops, seed, slots, hashes, counts, family):
     layout = Layout(family, family.schema, slots, 300)
 
     def make():

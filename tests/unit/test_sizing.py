@@ -18,7 +18,7 @@ def test_results_follow_from_the_inputs():
     assert shown(_TEXT, "computed") == computed(_GIVEN)
 
 
-def test_inputs_are_what_the_code_has():
+def test_inputs_equal_the_values_of_the_code():
     prices = PriceTable()
     assert (_GIVEN["PUT"], _GIVEN["GET"]) == (prices.put_per_1000_usd, prices.get_per_1000_usd)
     assert f"list prices as of {prices.as_of};" in _TEXT
@@ -65,6 +65,6 @@ def test_storage_costs_less_behind_its_tiers():
     )
 
 
-def test_an_input_stands_once():
+def test_an_input_is_stated_once():
     with pytest.raises(ValueError, match="twice"):
         inputs_of("| build | 1 | x | y |\n| build | 2 | x | y |\n")

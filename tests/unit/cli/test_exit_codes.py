@@ -75,7 +75,7 @@ def test_an_error_can_be_pickled(error):
         assert (type(copy), str(copy), copy.args, vars(copy)) == (type(error), str(error), error.args, vars(error))
 
 
-def test_retries_are_told_once_a_second_unless_quiet():
+def test_retries_are_logged_once_a_second_unless_quiet():
     def act(session):
         for number in range(3):
             logging.getLogger("tiered_index.storage.retry").info("attempt %d", number)
@@ -148,7 +148,7 @@ def test_bad_usage_is_code_2(arguments, capsys):
         (["ingest", "a", "--preset", "x"], "Invalid value for '--preset': 'x' is not one of 'native', 'rocketmq'"),
     ],
 )
-def test_a_wrong_value_of_an_option_is_told_in_plain_words(arguments, said, capsys):
+def test_a_wrong_value_of_an_option_is_reported_in_plain_words(arguments, said, capsys):
     for more in ((), ("--json",)):
         with pytest.raises(SystemExit):
             run([*arguments, *more])
@@ -189,7 +189,7 @@ def test_a_shell_completes_commands_and_options(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["query", "--help"], []])
-def test_a_reader_of_help_that_leaves_is_told_by_the_code(monkeypatch, arguments):
+def test_a_closed_pipe_of_help_sets_the_exit_code(monkeypatch, arguments):
     end, start = os.pipe()
     os.close(end)
     with open(start, "w") as stdout:
@@ -213,7 +213,7 @@ app(standalone_mode=True)
 """
 
 
-def test_a_reader_that_leaves_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     process = subprocess.Popen([sys.executable, "-c", FLOOD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b'{"number": 0}\n'
     process.stdout.close()

@@ -82,7 +82,7 @@ def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_the_bytes_between_slot_groups_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bytes_between_slot_groups_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     pages = explain(report(9, gap_bytes=2048), report(8)), explain(report(9, gap_bytes=1024))
     _, totals, _ = shown(capsys, *pages)
     assert totals.startswith("2 pages: 2 files read, 0 skipped, 6 requests, 29.0 KiB (3.0 KiB between slot groups), ")
@@ -137,7 +137,7 @@ def test_files_of_several_indexes_name_theirs(capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_what_was_not_read_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unread_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     out, failed = Output(as_json=False), [replace(report(n), error="down") for n in (*range(30), 3)]
     print_failed(out, failed)
     assert capsys.readouterr().out.splitlines() == [f"not read: {report(n).file} (storage): down" for n in range(30)]

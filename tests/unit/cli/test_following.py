@@ -69,7 +69,7 @@ def ended(archiving):
     archiving._round.exception(60)
 
 
-def test_archiving_goes_on_in_rounds_and_tells_its_problems():
+def test_archiving_continues_in_rounds_and_reports_its_problems():
     archiver = Archiver(2, StorageUnavailable("down"), 3, CorruptFile("segment", "differs"), 0)
     with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
@@ -91,7 +91,7 @@ def test_archiving_goes_on_in_rounds_and_tells_its_problems():
     assert archiver.stopped
 
 
-def test_finishing_waits_for_everything_and_raises_what_is_in_the_way():
+def test_finishing_waits_for_everything_and_raises_the_problem():
     archiver = Archiver(1, 2)
     archiver.go.set()
     with contextlib.closing(Archiving(archiver)) as archiving:
@@ -118,7 +118,7 @@ def test_a_round_that_ends_in_an_error_loses_no_count():
         assert archiving.archived == 7
 
 
-def test_segments_that_were_passed_over_are_told_once_and_stay_a_problem():
+def test_skipped_segments_are_reported_once_and_stay_a_problem():
     lost = [Loss("corrupt", begin, begin + 9, None, f"not archived: {begin}") for begin in (0, 9)]
     archiver = Archiver(lost[0], StorageUnavailable("down"), lost[1], 1)
     archiver.go.set()
@@ -159,7 +159,7 @@ def follower_of(followed, *, follow=True, quiet=True, disk=None, **options):
     return made
 
 
-def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypatch):
+def test_a_status_line_has_each_news_once(followed, capsys, monkeypatch):
     monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
     follower = follower_of(followed)
     looks = []
@@ -185,7 +185,7 @@ def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypa
     assert lines[-1]["lag"]["bytes"] == 0
 
 
-def test_a_full_disk_is_waited_out_also_by_what_is_remembered_of_the_log(followed, monkeypatch):
+def test_a_full_disk_also_delays_the_log_fingerprints(followed, monkeypatch):
     followed.write(5)
     disk = FaultDisk()
     follower = follower_of(followed, disk=disk)
@@ -207,7 +207,7 @@ def test_a_full_disk_is_waited_out_also_by_what_is_remembered_of_the_log(followe
         impatient.run()
 
 
-def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed, monkeypatch):
+def test_a_fenced_writer_notices_even_without_messages(followed, monkeypatch):
     follower = follower_of(followed)
     monkeypatch.setattr(follower.stop, "wait", lambda _: follower.stop.set())
     followed.index._session.fenced = WriterFenced("another writer has taken over")
@@ -227,7 +227,7 @@ def test_a_hole_in_the_live_segment_ends_the_command(followed, follow):
     assert follower.messages == 10
 
 
-def test_half_a_message_that_stays_is_told_once_with_its_range(followed, capsys, monkeypatch):
+def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch):
     monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
     (start,) = followed.write(6)[-1:]
     data = followed.segment(0).read_bytes()

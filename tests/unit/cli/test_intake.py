@@ -70,7 +70,7 @@ def test_a_bad_line_stops_there_and_names_itself(make_index, write_lines, make_m
     assert index.durable_position("source") == sum(len(json.dumps(m)) + 1 for m in good[:4])
 
 
-def test_skip_bad_counts_and_goes_on(make_index, write_lines, make_message):
+def test_skip_bad_counts_and_continues(make_index, write_lines, make_message):
     index = make_index()
     good = [make_message(i, topic="orders", keys=["k1"]) for i in range(6)]
     path = write_lines([b"nope", *good[:3], b"{}", *good[3:]])
@@ -110,7 +110,7 @@ def no_progress(title, total):
     return Progress(title, total, quiet=True)
 
 
-def test_settle_gives_up_on_a_storage_that_stays_away_and_waits_out_one_that_comes_back(
+def test_settle_waits_for_a_storage_that_returns_and_fails_for_one_that_does_not(
     make_index, write_lines, make_message, storage, monkeypatch
 ):
     monkeypatch.setattr("tiered_index.cli.putting._PAUSE_S", 0.01)
@@ -157,7 +157,7 @@ def test_bad_messages_are_counted_by_reason_and_the_first_ones_shown(make_index,
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_goes_to_quarantine_is_named_by_its_line(make_index, write_lines, make_message, slow):
+def test_a_message_in_quarantine_is_named_by_its_line(make_index, write_lines, make_message, slow):
     index = make_index()
     values = [make_message(i, timestamp_ms=1_700_000_000 + i) if i in (3, 5) else make_message(i) for i in range(9)]
     intake = intake_of(index, write_lines([*values, *[b"nope"] * slow]), skip_bad=True)

@@ -82,7 +82,7 @@ def test_a_table_that_would_be_too_wide_is_a_list(columns, is_table, capsys, mon
 
 
 @pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-"), ("ascii", "-")])
-def test_a_table_is_drawn_in_what_stdout_can_write(encoding, rule, monkeypatch):
+def test_a_table_uses_only_characters_that_stdout_can_write(encoding, rule, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
     Output(as_json=False).table(("topic",), [("中é",)])
@@ -93,7 +93,7 @@ def test_a_table_is_drawn_in_what_stdout_can_write(encoding, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_of_a_whole_result_only_what_was_asked_for_is_written(as_json, capsys):
+def test_only_the_requested_form_of_a_result_is_written(as_json, capsys):
     out = Output(as_json=as_json)
     out.answer({"files": 1234})
     out.fields({"files": 1234, "lost": None}, title="index")

@@ -25,7 +25,7 @@ def test_every_state_is_explained() -> None:
         assert f"| `{state}` |" in PAGE
 
 
-def test_what_rocketmq_makes_of_files_is_said() -> None:
+def test_the_page_says_how_rocketmq_reads_the_files() -> None:
     """The page names each release's hash rule, the delay of a live file, and that RocketMQ refuses no other files."""
     section = PAGE.split("## Which RocketMQ reads these files")[1]
     for rule in get_args(get_args(get_type_hints(IndexConfig)["hash"])[0]):

@@ -132,7 +132,7 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, k
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
-def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
+def test_reading_continues_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
     monkeypatch.setattr(files, "BLOCK_BYTES", 500)
     path = write_lines([make_message(i) for i in range(60)])
     if gzipped:
@@ -190,7 +190,7 @@ def table(messages, named="keys", **changes):
 
 
 @pytest.mark.parametrize("keys", ["key", "keys"])
-def test_parquet_goes_on_at_every_row(make_message, tmp_path, monkeypatch, keys):
+def test_parquet_continues_at_every_row(make_message, tmp_path, monkeypatch, keys):
     monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(i) for i in range(30)], keys), path, row_group_size=12)

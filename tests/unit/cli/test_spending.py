@@ -44,7 +44,7 @@ def pages(look_up: Callable[..., QueryResult], budget: CommandBudget, *, every: 
     return Pages(lambda: look_up, NOTHING, "begin", budget, every=every)
 
 
-def test_each_page_gets_what_the_ones_before_left() -> None:
+def test_each_page_gets_the_rest_of_the_limits() -> None:
     costs = answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000)
     look_up = Asked(answer("a"), *costs, answer(None))
     found = list(pages(look_up, CommandBudget(LookupLimits(5, 150, None))))
@@ -60,12 +60,12 @@ def test_without_bounds_there_are_none() -> None:
     assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in look_up.calls)
 
 
-def test_one_page_unless_every_one_is_asked_for() -> None:
+def test_one_page_unless_all_are_requested() -> None:
     look_up = Asked(answer("a"), answer(None))
     assert [page.cursor for page in pages(look_up, CommandBudget(LookupLimits()), every=False)] == ["a"]
 
 
-def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
+def test_the_entries_so_far_are_the_last_page_before_the_error() -> None:
     found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
     error = BudgetExceeded("max_requests=3 reached", result=found)
     asked = pages(Asked(answer("a"), error, answer(None)), CommandBudget(LookupLimits(3, None, None)))
@@ -120,7 +120,7 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
 @pytest.mark.parametrize(
     "limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)]
 )
-def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
+def test_an_invalid_limit_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
         CommandBudget(LookupLimits(*limits))
 
@@ -137,7 +137,7 @@ def test_pages_together_are_as_old_as_the_first_one() -> None:
     assert asked.as_of() == " as of 2023-11-14T22:13:20Z"
 
 
-def test_pages_together_lack_what_any_of_them_lacks() -> None:
+def test_pages_together_lack_everything_that_one_of_them_lacks() -> None:
     gone = LostFile(file="f", begin_ms=1_700_000_000_000, end_ms=1_700_000_001_000, entries=5)
     lacking = replace(answer("a"), seen=Provenance(lost=(gone,)))
     asked = pages(Asked(lacking, answer(None)), CommandBudget(LookupLimits()))
@@ -156,7 +156,7 @@ def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) 
     assert asked.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
 
 
-def test_of_several_indexes_one_that_has_published_nothing_is_told() -> None:
+def test_an_index_without_published_entries_is_mentioned() -> None:
     known = Freshness(source="s3://b/i", as_of_ms=1_700_000_000_000, positions={})
     several = replace(answer(None), seen=Provenance((known, Freshness(source="s3://b/j", as_of_ms=None, positions={}))))
     asked = pages(Asked(several), CommandBudget(LookupLimits()))

@@ -30,7 +30,7 @@ def test_version_and_the_list_of_commands_load_no_command(arguments):
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
+def test_a_query_of_a_root_loads_only_modules_that_read(root, more):
     names, _ = loaded("query", "t", "k", "--root", root, *more)
     assert not names & HEAVY
     assert ("rich" in names) == (not more)
@@ -41,7 +41,7 @@ def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
     assert not [name for name in own(names) if name.removeprefix("tiered_index.").startswith(unused)]
 
 
-def test_a_reader_of_a_storage_loads_what_its_lookup_needs(root):
+def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):
     script = (
         "import json, sys\n"
         "from tiered_index import IndexReader\n"
@@ -62,11 +62,11 @@ def commands(group):
 
 
 @pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=lambda command: command.name)
-def test_the_list_of_commands_says_what_their_help_begins_with(command):
+def test_the_list_of_commands_has_the_first_lines_of_their_help(command):
     assert command.help == inspect.cleandoc(command.loaded().help).split("\n\n")[0]
 
 
-def test_a_command_that_cant_be_read_is_no_trouble_of_stdout(monkeypatch):
+def test_an_unreadable_command_is_not_an_error_of_stdout(monkeypatch):
     def unreadable(name):
         raise PermissionError(13, "Permission denied", name)
 

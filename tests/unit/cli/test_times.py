@@ -70,19 +70,19 @@ def test_a_file_of_keys_has_days_as_ends(tmp_path):
         ("9223372036854775807", 253_402_300_799_999),
     ],
 )
-def test_what_lies_outside_all_time_is_clamped(text, time_ms):
+def test_times_outside_the_range_are_clamped(text, time_ms):
     assert parse_time(text) == time_ms == time_option(text)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "--5", "-", "1e3", "2023-13-01", "٣"])
-def test_what_is_no_time_is_refused_by_name(text):
+def test_an_invalid_time_is_refused_by_name(text):
     with pytest.raises(ValueError, match="epoch milliseconds"):
         parse_time(text)
     with pytest.raises(typer.BadParameter):
         time_option(text)
 
 
-def test_format_gives_back_what_was_parsed():
+def test_format_returns_the_parsed_time():
     for time_ms in (0, MOMENT_MS, MOMENT_MS + 7, 253_402_300_799_999):
         assert parse_time(format_time(time_ms)) == time_ms
     assert format_time(MOMENT_MS) == "2023-11-14T22:13:20Z"

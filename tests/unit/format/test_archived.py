@@ -102,7 +102,7 @@ def test_every_store_has_a_prefix_of_its_own(store):
     assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
 
 
-def test_no_name_is_no_store():
+def test_an_empty_name_is_not_a_store():
     with pytest.raises(InvalidArgument):
         store_prefix("")
 

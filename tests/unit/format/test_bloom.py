@@ -192,7 +192,7 @@ def test_a_hash_that_stayed_negative_is_held_as_0(make):
     )
 
 
-def test_a_filter_outgrows_what_was_expected():
+def test_a_filter_may_get_more_keys_than_expected():
     hashes = np.random.default_rng(3).integers(0, 2**64, 5000, np.uint64)
     for capacity in (0, 1, 3000):
         builder = FilterBuilder(capacity)

@@ -46,7 +46,7 @@ def opened(data):
     return ForeignCompacted.open(reader(bytes(data)), len(data), "f")
 
 
-def test_no_byte_of_slots_or_chains_is_believed(make):
+def test_no_byte_of_slots_or_chains_is_trusted(make):
     """Stale heads and garbage in `previous` change no answer, because the reader rebuilds the chains."""
     data, entries = image_of(make)
     view = np.frombuffer(memoryview(data)[LAYOUT.entry_position(1) :], LAYOUT.schema.entry, 30)
@@ -111,7 +111,7 @@ def test_answers_are_copies(make):
 
 
 @pytest.mark.parametrize("change", [-1, 1, -32, 32, 8])
-def test_size_must_be_the_geometrys(make, change):
+def test_the_size_must_fit_the_geometry(make, change):
     data, _ = image_of(make)
     wrong = data[:change] if change < 0 else data + bytes(change)
     with pytest.raises(CorruptFile, match="cut off" if change < 0 else "geometry"):

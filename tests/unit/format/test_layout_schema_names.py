@@ -121,7 +121,7 @@ def test_undeclared_field():
         Schema.of(Plain)
 
 
-def test_a_class_with_fields_that_is_no_dataclass():
+def test_a_class_with_fields_must_be_a_dataclass():
     class Annotated(IndexItem):
         region: int = column(">u4")
 
@@ -152,7 +152,7 @@ def test_a_class_with_fields_that_is_no_dataclass():
 
 
 @pytest.mark.parametrize("name", ["offset", "size", "key_hash", "fingerprint"])
-def test_a_field_that_is_declared_anew(name):
+def test_a_field_that_is_declared_again(name):
     made = type("Again", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
     with pytest.raises(ConfigError, match=f"Again.{name} is a field of .*IndexItem already"):
         Schema.of(dataclass(frozen=True, kw_only=True)(made))
@@ -203,7 +203,7 @@ def test_names():
     assert names.STATES == ("unsealed", "compacted", "uploaded")
 
 
-def test_a_layout_that_was_in_use_goes_to_other_processes():
+def test_a_used_layout_can_be_pickled():
     """Spark broadcasts the layout with its schema and all cached properties of the schema."""
     schema = dataclasses.replace(KEYED_SCHEMA)
     for name in [name for name, one in vars(Schema).items() if isinstance(one, cached_property)]:

@@ -91,7 +91,7 @@ def repacked(data, change):
     return rebuilt(data, body=body)
 
 
-def test_what_its_items_contradict_is_named(packed_small):
+def test_each_contradiction_of_the_items_is_named(packed_small):
     meta = parse_trailer(packed_small, "file", len(packed_small)).metadata
     assert verify(rebuilt(packed_small)) == []
 

@@ -136,7 +136,7 @@ def test_checksums_tell_multisets_apart():
     assert entry_checksum(items, seconds + 1) != whole
 
 
-def test_what_does_not_follow_is_refused():
+def test_items_out_of_order_are_refused():
     items = make_items(100)
     seconds = items["time_diff_s"].astype(np.int64)
     slots = SlotMap(1000)

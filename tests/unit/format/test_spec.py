@@ -308,7 +308,7 @@ def test_sections_are_the_ones_that_the_code_cites():
     assert set(cited) <= set(titles)
 
 
-def test_a_shard_is_what_its_section_says():
+def test_a_shard_agrees_with_its_section():
     """The section has the metadata's further fields, the header, and the checksum (here in plain integers)."""
     items = np.zeros(3, NATIVE.schema.item)
     items["key_hash"], items["offset"] = [4, 5, 2005], [9, 2**40, 1]

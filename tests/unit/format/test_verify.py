@@ -249,7 +249,7 @@ def test_a_filter_is_whole_blocks(small):
     assert "not a whole number of blocks" in finding.problem
 
 
-def test_a_part_of_the_slots_is_no_whole_file(make):
+def test_a_part_of_the_slots_is_not_a_whole_file(make):
     data, _ = make.file(SMALL, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
     with pytest.raises(InvalidArgument, match="a part of a file"):
         verify(data)

@@ -184,7 +184,7 @@ def test_directories_that_do_not_cover_the_items(giant: bytes) -> None:
         assert spoiled(giant, 1, name, 1) == {"bounds"}, name
 
 
-def test_what_a_packed_shard_says_of_its_items_is_checked(packed_giant: bytes) -> None:
+def test_the_metadata_of_a_packed_shard_is_checked(packed_giant: bytes) -> None:
     assert verify(packed_giant) == [] and rebuilt(packed_giant) == packed_giant
     meta = parse_trailer(packed_giant, "f", len(packed_giant)).metadata
     line = meta.more["packed"]
@@ -213,7 +213,7 @@ def test_directories_that_do_not_cover_packed_items(packed_giant: bytes) -> None
     assert (first.part, second.part) == ("run", "run") and "packed run" in first.problem
 
 
-def test_a_compacted_file_is_no_shard() -> None:
+def test_a_compacted_file_is_not_a_shard() -> None:
     slots = SlotMap(NATIVE.slots)
     data = write(make_items(5, slots), slots)
     assert parts(rebuilt(data, more={"slot_map": None})) == {"metadata"}

@@ -105,7 +105,7 @@ def test_a_cancelled_task_sends_no_further_request(uri):
     assert sent == 1 < needed
 
 
-def test_what_is_opened_too_late_is_closed(uri):
+def test_a_storage_that_opens_too_late_is_closed(uri):
     storage = Watched(open_storage(uri))
     hang = storage.hang("list")
 

@@ -30,7 +30,7 @@ def test_queries_between_puts_leave_few_chunks_and_lose_nothing(index):
     assert index.durable_position("s") == 299
 
 
-def test_wild_clocks_go_to_quarantine_and_are_found(index, clock):
+def test_entries_of_wild_clocks_are_quarantined_and_found(index, clock):
     day = 86_400_000
     now = clock.now_ms()
     fine = [now, now + day, now - 19 * 365 * day]
@@ -101,7 +101,7 @@ def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
     assert not index.run_lifecycle().any()
 
 
-def test_local_copies_go_by_age_or_by_bytes_oldest_first(open_index, clock):
+def test_local_copies_are_retired_by_age_or_by_bytes_oldest_first(open_index, clock):
     index = open_index(local_keep_s=100, local_keep_bytes=1500)  # one file has about 1,100 bytes
     for offset in range(3):
         index.put("t", 0, "k", offset, 1, T + offset)
@@ -194,7 +194,7 @@ def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
     assert index.log_state.positions == {"s": len(times)}
 
 
-def test_positions_never_go_back(index):
+def test_positions_never_decrease(index):
     index.put("t", 0, "k", 1, 1, T, source="s", source_position=10)
     index.put("t", 0, "k", 2, 1, T, source="s", source_position=4)
     assert index.durable_position("s") is None
@@ -274,7 +274,7 @@ def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
         assert set(catalog.all()) == set(present.values())
 
 
-def test_a_table_that_comes_where_a_look_has_been_is_seen(monkeypatch):
+def test_a_table_that_appears_behind_a_walk_is_seen(monkeypatch):
     """The walk is between the table's place, which begins later, and the place of the file from which the table was
     made.
     """

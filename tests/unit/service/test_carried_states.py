@@ -39,7 +39,7 @@ def look(state):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_state_carries_over_is_what_it_would_find(seed):
+def test_tables_that_a_state_carries_over_equal_fresh_ones(seed):
     chance = random.Random(seed)
     # 200 shards and files, and some files have a second object
     stock = list(synthetic_objects(200, LAYOUT.slots))
@@ -141,7 +141,7 @@ def test_a_reader_of_a_restored_storage_shows_the_files_of_its_other_history(tmp
         assert len(reader.query("t", "all", max_count=100).items) == 7 - more
 
 
-def test_an_object_that_comes_and_goes_in_one_step_leaves_the_other_one_of_its_file():
+def test_an_object_that_appears_and_vanishes_in_one_step_leaves_its_files_other_one():
     one = next(stored for stored in synthetic_objects(9, LAYOUT.slots) if stored.shard is None)
     state = begun().apply(LogRecord(2, "publish", 0, "a", 0, (one,)), "log/2")
     look(state)

@@ -126,7 +126,7 @@ def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
     assert reader.state == stood and lost not in {info.name for info in storage.list("log/")}
 
 
-def test_what_was_read_before_a_budget_was_spent_is_not_read_again():
+def test_records_that_were_read_within_a_budget_are_not_read_again():
     storage = MemoryStorage()
     log = a_log(storage, objects=2)
     metered = MeteredStorage(storage)
@@ -319,7 +319,7 @@ def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
 
 
 @pytest.mark.parametrize("records", [1, 2])
-def test_what_short_lived_writers_leave_is_swept_by_the_next(records):
+def test_checkpoints_of_short_lived_writers_are_swept_by_the_next(records):
     storage = MemoryStorage()
     storage.put("checkpoint/readme", b"not ours")
     storage.put("checkpoint/00000000000000000001/00000000000000000001", b"not ours")
@@ -349,7 +349,7 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
     assert opened(storage) == (log.state, {"list": 2, "get": 1})
 
 
-def test_a_fenced_writer_takes_nothing_from_its_successor():
+def test_a_fenced_writer_deletes_nothing_of_its_successor():
     storage = MemoryStorage()
     old = a_log(storage, objects=9)
     new = open_log(storage)
@@ -473,7 +473,7 @@ def restored(storage, clock, last):
     clock.advance(10)
 
 
-def test_a_checkpoint_newer_than_the_log_blocks_nobody_and_goes_with_the_next_record():
+def test_a_checkpoint_newer_than_the_log_blocks_nobody_and_is_deleted_with_the_next_record():
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     a_log(storage, objects=6)
@@ -489,7 +489,7 @@ def test_a_checkpoint_newer_than_the_log_blocks_nobody_and_goes_with_the_next_re
 
 @pytest.mark.parametrize("is_alone", [True, False])
 @pytest.mark.parametrize("has_digest", [True, False], ids=["named by its digest", "of an older version"])
-def test_a_checkpoint_of_another_history_is_no_state_of_this_one(has_digest, is_alone):
+def test_a_checkpoint_of_another_history_is_not_used(has_digest, is_alone):
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     other = a_log(storage, objects=6).state
@@ -512,7 +512,7 @@ def test_a_checkpoint_of_another_history_is_no_state_of_this_one(has_digest, is_
         assert opened(storage)[0] == log.state
 
 
-def test_checkpoints_of_other_processes_are_swept_by_who_goes_on():
+def test_checkpoints_of_other_processes_are_swept_by_the_last_writer():
     storage = MemoryStorage()
     log = a_log(storage)
     for n in range(5):
@@ -550,7 +550,7 @@ def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_o
     st.integers(0, 30),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_checkpoint_is_the_same_whoever_writes_it(steps, most_documents):
+def test_a_checkpoint_is_the_same_from_every_writer(steps, most_documents):
     """The texts of a state's objects come from the state before, or from the objects."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "MOST_DOCUMENTS", most_documents)

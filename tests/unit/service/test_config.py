@@ -95,7 +95,7 @@ def test_a_wrong_value_is_named(setting):
     ],
     ids=repr,
 )
-def test_an_error_says_what_is_wrong_in_plain_words(setting, message):
+def test_an_error_is_in_plain_words(setting, message):
     with pytest.raises(ConfigError) as caught:
         IndexConfig.load(**setting)
     assert str(caught.value) == message
@@ -149,7 +149,7 @@ def test_a_wrong_value_of_the_environment_is_named_with_the_variable(variable, v
 
 
 @pytest.mark.parametrize("value", ["5", "[]", '"eu-1"', "x"])
-def test_a_wrong_table_of_the_environment_is_told_beside_one_of_its_values(value, monkeypatch):
+def test_a_wrong_table_of_the_environment_is_named_beside_one_of_its_values(value, monkeypatch):
     monkeypatch.setenv("TIERED_INDEX_S3__REGION", "here")
     monkeypatch.setenv("TIERED_INDEX_S3", value)
     with pytest.raises(ConfigError, match="TIERED_INDEX_S3 must be a table of settings, as JSON"):
@@ -212,7 +212,7 @@ def test_a_gap_is_a_number_of_bytes_or_price(wrong):
         IndexConfig(coalesce_gap_bytes=wrong)
 
 
-def test_true_is_no_age_of_a_topic():
+def test_true_is_not_an_age_of_a_topic():
     with pytest.raises(ConfigError, match=r"retention\.topics"):
         IndexConfig(retention={"topics": {"audit": True}})
     assert not IndexConfig(s3={"lean_gets": False}).s3.lean_gets
@@ -270,7 +270,7 @@ def test_an_empty_variable_is_not_set(toml, monkeypatch):
     assert IndexConfig().root is None
 
 
-def test_what_is_given_by_position_by_mistake_is_told(tmp_path):
+def test_a_wrong_positional_argument_is_named(tmp_path):
     root, uri = str(tmp_path / "root"), f"file://{tmp_path}/storage"
     IndexService.open(root=root, storage=uri, slots=7, items=12).close()
     is_root = "is the root of an index: give it as root="

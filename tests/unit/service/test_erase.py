@@ -105,7 +105,7 @@ def test_it_is_hidden_in_every_state_and_goes_with_the_next_merge(life, asked):
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
-def test_now_rewrites_what_holds_it_and_certifies(life, asked):
+def test_now_rewrites_the_objects_and_certifies(life, asked):
     fill(life)
     life.later()
     life.merge(HOUR_S * 4, end_s=BASE_MS // 1000 + 4 * HOUR_S)
@@ -151,7 +151,7 @@ def test_a_dry_run_changes_nothing(life):
     life.check()
 
 
-def test_what_comes_later_is_found_and_what_comes_late_is_not(native):
+def test_later_entries_are_found_and_late_ones_are_not(native):
     fill(native)
     native.later()
     wipe(native, keys=("k",))
@@ -162,7 +162,7 @@ def test_what_comes_later_is_found_and_what_comes_late_is_not(native):
     assert len(native.index.query("orders", "k")) == 1
 
 
-def test_objects_of_nothing_else_go_by_the_record_itself(native):
+def test_objects_with_only_erased_entries_are_removed_by_the_record(native):
     for topic in TOPICS:
         native.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(4)], topic)
         native.publish()
@@ -266,7 +266,7 @@ def test_the_certificate_tells_what_remains(native, monkeypatch):
     assert done.status == "remains" and name in done.remaining and done.to_do
 
 
-def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(native):
+def test_earlier_versions_refuse_the_record_and_its_checkpoint(native):
     fill(native, range(4))
     record_expiry(native.log(), Retention(topics={"none": HOUR_S}), native.clock)
     native.later()
@@ -332,7 +332,7 @@ def test_requests_that_no_erasure_can_have():
     each(queue_id=(2**31, -(2**31) - 1, True, "1"), before_ms=(2**62, -(2**62), 1.5e12), keys=([],), threads=(0,)),
     ids=str,
 )
-def test_what_is_refused_leaves_the_index_as_it_was(stored, given):
+def test_a_refused_erasure_leaves_the_index_as_it_was(stored, given):
     fill(stored, range(2))
     with pytest.raises(InvalidArgument):
         erase_index(stored.storage.uri, "orders", yes=True, now=True, clock=stored.clock, **given)
@@ -340,7 +340,7 @@ def test_what_is_refused_leaves_the_index_as_it_was(stored, given):
     stored.check()
 
 
-def test_the_first_and_the_last_of_what_can_be_asked_for(stored):
+def test_the_smallest_and_the_greatest_erasure(stored):
     fill(stored, range(2))
     for given in ({"queue_id": 2**31 - 1}, {"queue_id": np.int64(7)}, {"before_ms": MAX_TIMESTAMP_MS + 1}):
         erase_index(stored.storage.uri, "gone", yes=True, clock=stored.clock, **given)

@@ -51,7 +51,7 @@ def expire(life, rule, hours):
     return plan
 
 
-def test_answers_and_what_they_tell(life):
+def test_answers_name_the_horizon(life):
     fill(life)
     before = life.index.query("orders", "k", max_count=100)
     assert (len(before), before.expired_before_ms, before.to_dict()["expired_before_ms"]) == (30, None, None)
@@ -72,7 +72,7 @@ def test_answers_and_what_they_tell(life):
     assert set(life.state.objects) == {o.name for o in life.storage.list("data/")} - {o.name for o in plan.objects}
 
 
-def test_what_has_expired_is_hidden_in_every_state(life):
+def test_expired_entries_are_hidden_in_every_state(life):
     fill(life, range(10))
     life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(10)])
     expire(life, Retention(age_s=3 * HOUR_S), 10)
@@ -84,7 +84,7 @@ def test_what_has_expired_is_hidden_in_every_state(life):
 
 
 @pytest.mark.parametrize(("age_h", "topics", "left"), [(20, {"debug-*": 5 * HOUR_S}, 2), (12, {}, 1)])
-def test_window_tables_hide_what_has_expired_or_go_whole(life, age_h, topics, left):
+def test_window_tables_hide_expired_entries_or_are_removed(life, age_h, topics, left):
     fill(life, range(60), files=20)
     life.later()
     assert life.merge(DAY_S).tables == 3
@@ -98,7 +98,7 @@ def test_window_tables_hide_what_has_expired_or_go_whole(life, age_h, topics, le
 
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_a_merge_leaves_out_what_has_expired_and_nothing_else(preset, merging):
+def test_a_merge_leaves_out_only_expired_entries(preset, merging):
     life = merging(preset=preset)
     fill(life, range(20))
     rule = Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S})
@@ -153,7 +153,7 @@ def test_repeating_it_writes_no_record(life):
     assert life.state.number == number
 
 
-def test_cursors_go_on_past_a_horizon(life):
+def test_cursors_continue_past_a_horizon(life):
     fill(life)
     page = life.index.query("orders", "k", max_count=5)
     expire(life, Retention(age_s=10 * HOUR_S), 30)
@@ -176,7 +176,7 @@ def test_bytes_stay_for_the_grace(life):
     life.check()
 
 
-def test_what_a_job_has_yet_to_publish_stays_for_a_day_however_short_the_grace(life):
+def test_unpublished_objects_stay_for_a_day_however_short_the_grace(life):
     fill(life, range(10))
     rule = Retention(age_s=365 * 24 * HOUR_S, grace_s=3600)
     name = "data/000001700000000-0123456789ab/0123456789abcdef.index"
@@ -187,7 +187,7 @@ def test_what_a_job_has_yet_to_publish_stays_for_a_day_however_short_the_grace(l
     life.check()
 
 
-def test_objects_that_go_by_topic_are_no_bytes_that_others_must_make_room_for(life):
+def test_objects_that_expire_by_topic_do_not_count_as_bytes(life):
     for topic, hours in (("debug-x", 4), ("orders", 6)):
         life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(hours)], topic)
         life.publish()
@@ -274,7 +274,7 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
     assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
 
 
-def test_a_writer_asks_once_what_objects_hold_of_topics(monkeypatch, merging):
+def test_a_writer_reads_the_topics_of_objects_once(monkeypatch, merging):
     asked = []
     trailer = ColdPath.trailer
     rule = Retention(topics={"debug-*": 2 * HOUR_S})
@@ -288,7 +288,7 @@ def test_a_writer_asks_once_what_objects_hold_of_topics(monkeypatch, merging):
     assert sorted(asked) == sorted(life.state.objects)
 
 
-def test_a_local_file_that_has_expired_goes_with_the_next_record_and_its_positions_stay(merging):
+def test_an_expired_local_file_is_removed_with_the_next_record_and_its_positions_stay(merging):
     life = merging(settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
     life.clock.advance(100 * HOUR_S)
     life.index.run_lifecycle()
@@ -367,7 +367,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(l
     life.check()
 
 
-def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(life):
+def test_earlier_versions_refuse_the_record_and_its_checkpoint(life):
     fill(life, range(10))
     expire(life, Retention(age_s=5 * HOUR_S), 10)
     state = life.state
@@ -379,7 +379,7 @@ def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(lif
         life.reader()
 
 
-def test_an_export_leaves_out_what_has_expired(life):
+def test_an_export_leaves_out_expired_entries(life):
     fill(life, range(10))
     expire(life, Retention(age_s=5 * HOUR_S, topics={"debug-*": 2 * HOUR_S}), 10)
     with life.reader() as reader, reader.export() as batches:
@@ -407,7 +407,7 @@ def test_records_that_say_nothing_of_it_are_as_before(life):
     assert b'"expired"' not in life.state.encode()
 
 
-def test_a_writer_that_starts_without_its_storage_knows_what_had_expired(life):
+def test_a_writer_that_starts_without_its_storage_knows_the_horizon(life):
     fill(life, range(10))
     life.index.put("t", 0, "k", 99, 1, BASE_MS)
     expire(life, Retention(age_s=5 * HOUR_S), 10)

@@ -147,7 +147,7 @@ def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
     assert told(index.export()) == expected(range(5))
 
 
-def test_what_cannot_be_read_fails_the_export(open_index, storage, clock, tmp_path):
+def test_an_unreadable_object_fails_the_export(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(30))
     upload(index, rounds=2)
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_fails_the_export(open_index, storage, clock, tmp_pa
         next(export)
 
 
-def test_an_object_that_was_swept_says_begin_again(open_index, storage, clock):
+def test_the_error_for_a_swept_object_says_begin_again(open_index, storage, clock):
     index = open_index("root", local_keep_s=0)
     put(index, range(30))
     upload(index, rounds=2)
@@ -188,7 +188,7 @@ def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open
     assert told(again.export()) == expected(range(9))
 
 
-def test_further_columns_go_out_and_in(open_index):
+def test_further_columns_are_exported_and_imported(open_index):
     index = open_index("one", item_type=MeasuredItem)
     for number in range(40):
         more = {"region": 2**64 - 1 - number, "weight": number / 8, "tag": b"a\0b" if number % 2 else b""}
@@ -206,7 +206,7 @@ def test_further_columns_go_out_and_in(open_index):
         assert copy.query("t", f"k{key}").items == index.query("t", f"k{key}").items
 
 
-def test_hashes_are_put_as_they_are_or_refused(index):
+def test_hashes_are_put_unchanged_or_refused(index):
     put(index, range(3))
     (batch,) = index.export()
     assert index.put_batch(batch) == 6

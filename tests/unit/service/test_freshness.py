@@ -84,7 +84,7 @@ def test_several_indexes_are_as_old_as_the_oldest(open_index, clock, tmp_path):
         assert [index.as_of_ms for index in answer.freshness] == [T + 7000, T + 3000]
 
 
-def test_a_reader_tells_who_writes(open_index, storage, clock):
+def test_a_reader_names_the_writer(open_index, storage, clock):
     index = open_index("root", storage_backend=storage, lease_ttl_s=60)
     publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
@@ -117,7 +117,7 @@ def test_a_topic_that_no_file_has_is_said(index, storage, clock):
         assert reader.query("x", "k").to_dict()["unknown_topics"] == ["x"]
 
 
-def test_answers_together_lack_what_one_of_them_lacks():
+def test_joined_answers_lack_everything_that_one_of_them_lacks():
     """The joined record has the first state seen, and everything that is unknown, lost or expired in any part."""
     first = Freshness(source="a", as_of_ms=T, positions={})
     later = Freshness(source="a", as_of_ms=T + 1, positions={}, not_asked="it is away")
@@ -193,7 +193,7 @@ def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
         assert listed(reader) == expected
 
 
-def test_a_file_that_does_not_say_what_it_holds_is_counted_as_such(open_index, storage):
+def test_a_file_without_statistics_is_counted_as_such(open_index, storage):
     publish(open_index("root", storage_backend=storage), 1)
     with IndexReader.open(storage_backend=storage) as reader:
         [file] = reader.files()

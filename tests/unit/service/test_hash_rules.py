@@ -164,7 +164,7 @@ def test_plain_files_of_earlier_versions_are_read_and_merged(merging, keep_s, it
 
 
 @pytest.mark.parametrize("layout", ["plain", "packed"])
-def test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it(open_index, layout):
+def test_a_key_that_a_file_lacks_has_no_items_of_a_giant_slot_beside_it(open_index, layout):
     """The slots before the giant one are empty, so their group begins at the giant slot's first block."""
     index = open_index(slots=7, items=10_000)
     giant, absent = (next(f"k{n}" for n in range(99) if hash_key("t", f"k{n}") % 7 == slot) for slot in (3, 1))

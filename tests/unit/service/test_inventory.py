@@ -74,7 +74,7 @@ def test_an_index_of_nothing_has_no_row(index):
     assert index.du().column_names[:3] == ["topic", "day", "state"]
 
 
-def test_a_lost_object_is_no_smaller_bill(now, open_index, storage, clock):
+def test_a_lost_object_still_counts(now, open_index, storage, clock):
     index = open_index("root", local_keep_s=0)
     put(index, "a", [T])
     upload(index, rounds=2)

@@ -126,7 +126,7 @@ def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, 
 
 @pytest.mark.parametrize("file", ["log", "log-whole"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "another's"])
-def test_damage_is_no_state_and_is_told_once(tmp_path, states, file, how, caplog):
+def test_damage_gives_no_state_and_is_logged_once(tmp_path, states, file, how, caplog):
     root = a_root(tmp_path / "root")
     kept = KeptLog(root)
     for state in states[:4]:

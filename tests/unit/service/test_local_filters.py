@@ -56,7 +56,7 @@ def found(index):
     return [item.offset for key in KEYS[::5] for item in index.query("t", key).items]
 
 
-def test_it_spares_the_items_once_it_is_worth_a_check(index, damage):
+def test_the_filter_saves_reads_of_items_after_some_misses(index, damage):
     compiled_core()  # NumPy reads the items
     miss(index, 1)
     damage("items")
@@ -67,7 +67,7 @@ def test_it_spares_the_items_once_it_is_worth_a_check(index, damage):
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_a_damaged_one_is_not_believed(index, damage, checked):
+def test_a_damaged_filter_is_not_trusted(index, damage, checked):
     miss(index, 300 if checked else 0)
     damage("filter")
     miss(index, 300)
@@ -95,7 +95,7 @@ def miss_of(index, lookup):
 
 
 @pytest.mark.parametrize("checked", [False, True])
-def test_a_batch_does_not_believe_a_damaged_one(index, damage, checked):
+def test_a_batch_does_not_trust_a_damaged_filter(index, damage, checked):
     lookups = [Lookup("t", key) for key in KEYS]
     if checked:
         index.query_many(lookups)
@@ -103,7 +103,7 @@ def test_a_batch_does_not_believe_a_damaged_one(index, damage, checked):
     assert [[item.offset for item in answer] for answer in index.query_many(lookups)] == [[n] for n in range(len(KEYS))]
 
 
-def test_one_of_part_of_a_block_is_damage(index, tmp_path):
+def test_a_filter_with_part_of_a_block_is_damage(index, tmp_path):
     (path,) = tmp_path.glob("*/compacted/*")
     data = path.read_bytes()
     tail = Tail.decode(data, path.name, len(data))

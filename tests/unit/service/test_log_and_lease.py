@@ -96,7 +96,7 @@ PLAIN = LogRecord(7, "publish", 3, "a", 5), LogState(7, 3, GENESIS)
 
 
 @pytest.mark.parametrize("member", ["archive", "batches", "expired"])
-def test_what_records_and_checkpoints_of_before_do_not_say_is_nothing(member):
+def test_members_that_earlier_versions_lack_are_empty(member):
     for kind in PLAIN:
         document = json.loads(kind.encode().partition(b"\n")[0])
         assert member not in document
@@ -136,7 +136,7 @@ def test_the_greatest_number_of_each_stream_counts():
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\n#crc32 00000000\n", b"#crc32", b"x" * 100])
-def test_what_is_no_record_is_damage(data):
+def test_an_invalid_record_is_damage(data):
     with pytest.raises(CorruptFile):
         decode_document(data, "x")
 
@@ -318,7 +318,7 @@ def test_two_creators_agree(storage, clock):
     assert second.create(replace(GENESIS, index_id="other")).genesis == GENESIS
 
 
-def test_an_empty_storage_is_no_index(storage, clock):
+def test_an_empty_storage_is_not_an_index(storage, clock):
     with pytest.raises(NotAnIndex):
         StorageLog(storage, clock).open()
     storage.put("log/readme", b"x")
@@ -326,7 +326,7 @@ def test_an_empty_storage_is_no_index(storage, clock):
         StorageLog(storage, clock).open()
 
 
-def test_what_no_index_makes_is_passed_over_with_a_warning(log, storage, clock, caplog):
+def test_foreign_objects_are_ignored_with_a_warning(log, storage, clock, caplog):
     log.append_positions(0, {"s": 1})
     names = [f"log/{1:020d}.bak", "log/note.txt", "checkpoint/copy", f"lease/{1:020d}/x", "lease/zz", "epoch/x"]
     for name in names:

@@ -116,7 +116,7 @@ def test_files_that_were_excluded_together_are_read_or_out_of_range(fresh):
     assert not find(view, "no1", T + 1_000, NEVER).knows_topic
 
 
-def test_a_later_view_takes_them_over_and_reads_no_filter_again(fresh):
+def test_a_later_view_takes_over_gathered_filters(fresh):
     view = warm(view_of(fresh[1:]))
     size, bytes_of_files = view.bytes_together, sum(file.trailer().tail.filter_length for file in fresh[1:])
     assert bytes_of_files / 2 < size < 4 * bytes_of_files
@@ -131,7 +131,7 @@ def test_a_later_view_takes_them_over_and_reads_no_filter_again(fresh):
     assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
 
 
-def test_they_are_few_files_or_of_one_size(fresh):
+def test_filters_are_gathered_only_for_enough_files_of_one_size(fresh):
     assert warm(view_of(fresh[:32])).bytes_together
     view = view_of(fresh[32:63])
     for number in range(99):
@@ -274,7 +274,7 @@ def test_a_round_gives_sealed_files_their_filters_first(open_index, monkeypatch)
     assert had == [[True] * 3] * 3
 
 
-def test_damage_of_a_sealed_file_is_told_by_its_compaction(open_index, monkeypatch):
+def test_damage_of_a_sealed_file_is_reported_by_its_compaction(open_index, monkeypatch):
     compiled_core()
     index = open_index(items=100)
     put(index, 5)

@@ -124,7 +124,7 @@ def test_all_collisions_are_an_empty_complete_answer(filled):
     assert (answer.messages, answer.status, answer.cursor, answer.collisions) == ((), "complete", None, 300)
 
 
-def test_what_cannot_be_had_is_listed_with_its_state(filled):
+def test_an_unavailable_message_is_listed_with_its_state(filled):
     library = Library(others=[298], states={299: "missing", 297: "expired"})
     answer = filled.messages("t", "k", max_count=3, source=library)
     told = {f.item.offset: (f.state, f.message is None) for f in answer.messages}

@@ -97,7 +97,7 @@ def test_each_step_of_a_file_is_one_line_at_info(settings, tmp_path, caplog):
     assert merged.startswith("merge of 1 objects with 1 entries into tables: ")
 
 
-def test_a_storage_that_goes_away_and_comes_back_is_told_once(settings, caplog):
+def test_an_outage_of_the_storage_is_logged_once(settings, caplog):
     caplog.set_level(logging.INFO, "tiered_index")
     storage = FaultStorage(MemoryStorage())
     with IndexService.open(storage_backend=storage, **settings) as index:
@@ -115,7 +115,7 @@ def test_a_storage_that_goes_away_and_comes_back_is_told_once(settings, caplog):
         assert [line.split("unnamed-")[1][32:].split(";")[0] for line in lines] == [" does not answer", " is back"]
 
 
-def test_a_fenced_writer_is_told_once(settings, tmp_path, caplog):
+def test_a_fenced_writer_is_logged_once(settings, tmp_path, caplog):
     clock = ManualClock(T)
     storage = MemoryStorage(clock=clock)
     first = IndexService.open(storage_backend=storage, clock=clock, lease_ttl_s=1, **settings)

@@ -26,7 +26,7 @@ def test_geometry_preset_and_offset_space_are_remembered(open_index):
 
 
 @pytest.mark.parametrize("changed", [{"slots": 12}, {"preset": "rocketmq"}, {"offset_space": "tiered_queue"}])
-def test_what_an_index_was_created_with_stays(open_index, changed):
+def test_settings_of_the_creation_stay(open_index, changed):
     index = open_index("root", items=20)
     index.put("t", 0, "k", 1, 1, T)
     index.close()

@@ -64,7 +64,7 @@ class NeverCompared(np.ndarray):
 
 
 @pytest.mark.parametrize("count", [4, 400])
-def test_repeats_are_told_without_comparing_records(count):
+def test_repeats_are_counted_without_comparing_records(count):
     rows = np.zeros(count, EXTENDED.row).view(NeverCompared)
     rows["offset"] = np.arange(count) // 2
     rows["size"] = np.arange(count)

@@ -43,7 +43,7 @@ def read(giant):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_unread_entries_of_the_last_second_count_where_there_is_no_order(ordered):
+def test_unread_entries_of_the_last_second_count_if_there_is_no_order(ordered):
     giant = slot(LookupBatch([Lookup(topic="t", key="k", max_count=1)]), [(5, 10), (5, 10), (5, 9)], ordered=ordered)
     assert read(giant) == [0]
     giant.settle(found([10, 10]))

@@ -46,7 +46,7 @@ ODD.append({"offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": MAX_TIMESTAM
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:30])
-def test_it_takes_what_the_general_way_takes(open_index, odd):
+def test_it_accepts_the_same_puts_as_the_general_way(open_index, odd):
     def outcome():
         index = open_index(storage_backend=MemoryStorage())
         index.put(*PLAIN)
@@ -86,7 +86,7 @@ def test_it_keeps_to_the_bounds(bounds):
     assert (rows.size, rows.size_bytes) == (5, 5 * 161)
 
 
-def test_a_closed_chunk_takes_nothing():
+def test_a_closed_chunk_accepts_nothing():
     compiled_core()
     rows = buffer()
     rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)

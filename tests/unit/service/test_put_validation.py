@@ -223,7 +223,7 @@ def test_text_columns_come_in_many_forms(index):
     assert len(index.query("ä", "k")) == len(index.query("b", "k")) == len(forms) - 1
 
 
-def test_empty_batches_are_nothing_but_their_position(index):
+def test_an_empty_batch_only_moves_its_position(index):
     for number, empty in enumerate(
         (batch(0), pa.RecordBatch.from_pydict(batch(1)).slice(0, 0), pa.Table.from_pydict(batch(1)).slice(0, 0))
     ):
@@ -261,7 +261,7 @@ def test_a_batch_is_a_copy(index):
     ],
     ids=repr,
 )
-def test_a_query_that_is_wrong_is_refused(index, bad):
+def test_a_wrong_query_is_refused(index, bad):
     index.put(**GOOD)
     refused(None, index.query, "t", "k", **bad)
 

@@ -175,7 +175,7 @@ def test_no_two_files_begin_in_one_second(open_index, clock, preset):
 
 
 @pytest.mark.parametrize("preset", ["rocketmq", "native"])
-def test_what_rocketmq_does_to_a_file_that_it_opens(open_index, preset):
+def test_an_index_notices_that_rocketmq_opened_a_file(open_index, preset):
     """RocketMQ's tiered store checks no magic. It writes its own header into each file that it opens, then puts
     entries.
 

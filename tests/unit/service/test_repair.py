@@ -124,7 +124,7 @@ def test_a_reader_that_stood_before_reads_the_object_that_took_the_place(life):
     sound(life)
 
 
-def test_what_was_damaged_for_a_moment_is_left_alone(life):
+def test_an_object_that_was_damaged_for_a_moment_is_left_alone(life):
     first, *_ = life.state.objects.values()
     data, number = life.storage.get(first.name), life.state.number
     flip(life, first)
@@ -134,7 +134,7 @@ def test_what_was_damaged_for_a_moment_is_left_alone(life):
     assert life.state.number == number
 
 
-def test_what_a_newer_version_wrote_is_left_alone(life):
+def test_an_object_of_a_newer_version_is_left_alone(life):
     """Readers of this version refuse the file and name its version. It is not damaged, so a repair must keep it."""
     first, *_ = life.state.objects.values()
     data = bytearray(life.storage.get(first.name))
@@ -146,7 +146,7 @@ def test_what_a_newer_version_wrote_is_left_alone(life):
     assert mend(life) == [] and life.state.number == number
 
 
-def test_a_copy_that_does_not_verify_is_none(life):
+def test_a_damaged_copy_is_not_used(life):
     first, *_ = life.state.objects.values()
     path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
     life.index.abandon()
@@ -156,7 +156,7 @@ def test_a_copy_that_does_not_verify_is_none(life):
     assert planned.action == "give up"
 
 
-def test_what_was_never_hidden_or_ingested_makes_no_entries(life):
+def test_a_repair_makes_no_entries_of_hidden_ones(life):
     """A merge left out hidden entries of a table, so a repair cannot know its entries. It declares the table lost."""
     request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
     erase(life.storage, life.log(), EraseRequest("t", queue_id=7), life.clock, yes=True)
@@ -178,7 +178,7 @@ def test_what_was_never_hidden_or_ingested_makes_no_entries(life):
 
 
 @pytest.mark.parametrize("harm", ["gone", "trailer"])
-def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life, harm):
+def test_an_object_without_a_good_copy_is_named_permanently(life, harm):
     first, *_ = sorted(life.state.objects.values(), key=lambda one: one.sequence)
     whole = life.index.query("t", "k1", max_count=1000)
     if harm == "gone":
@@ -198,7 +198,7 @@ def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life, harm
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 @pytest.mark.parametrize("merged", [False, True])
-def test_what_still_verifies_of_an_object_is_kept(merging, preset, merged):
+def test_the_undamaged_part_of_an_object_is_kept(merging, preset, merged):
     life = merging(preset=preset, settings={"items": 1 << 16})
     count = 30_000
     keys, times = [f"k{n // 3}" for n in range(count)], [BASE_MS + 1000 * n for n in range(count)]
@@ -264,7 +264,7 @@ def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):
     sound(life)
 
 
-def test_what_was_damaged_on_its_way_is_not_recorded(life, monkeypatch):
+def test_an_upload_that_was_damaged_on_the_way_is_not_recorded(life, monkeypatch):
     first, *_ = life.state.objects.values()
     remove(life, first)
     complete = repair.Publication.complete
@@ -313,7 +313,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("how", ["salvage", "give up"])
-def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(life, how, when):
+def test_a_repair_that_dies_at_any_write_changes_nothing_else_and_continues(life, how, when):
     if how == "salvage":
         # this file has several groups of slots, and one is damaged
         keys = [f"k{n}" for n in range(4000)]
@@ -369,7 +369,7 @@ def test_a_damaged_copy_is_fetched_from_its_object(life):
     sound(life)
 
 
-def test_a_damaged_checkpoint_goes(life):
+def test_a_damaged_checkpoint_is_deleted(life):
     name = max(info.name for info in life.storage.list("checkpoint/"))
     life.storage.put(name, b"{}")
     assert [one.action for one in mend(life)] == ["drop"]

@@ -41,7 +41,7 @@ def test_a_topic_whose_name_looks_like_a_pattern_is_named_by_it():
     assert horizon.of_topic("audit[1]") == horizon.of_topic("audit1") == NOW_MS - 10 * DAY_MS
 
 
-def test_topics_alone_keep_all_others_for_ever():
+def test_a_rule_of_topics_alone_keeps_all_others():
     horizon = Retention(topics={"debug": DAY_S}).horizon(NOW_MS)
     assert (horizon.of_topic("orders"), horizon.of_all, horizon.of_topic("debug")) == (0, 0, NOW_MS - DAY_MS)
 
@@ -81,7 +81,7 @@ def test_no_horizon_of_nothing_is_stated():
     assert plan_expiry(Retention(), state_of(stored(1, 0, 1)), NOW_MS).objects == ()
 
 
-def test_whole_objects_go_and_others_are_told():
+def test_only_whole_objects_expire_and_others_are_reported():
     old, astride, young = stored(1, 0, 70), stored(2, 60, 80), stored(3, 71, 90)
     plan = plan_expiry(Retention(age_s=30 * DAY_S), state_of(old, astride, young), NOW_MS)
     assert (plan.objects, plan.mixed, plan.entries, plan.size_bytes) == ((old,), (astride,), 10, 1000)
@@ -93,7 +93,7 @@ def test_an_object_of_the_last_second_stays():
     assert plan_expiry(Retention(age_s=30 * DAY_S), state_of(last), NOW_MS).objects == ()
 
 
-def test_a_table_goes_with_its_last_shard():
+def test_a_table_expires_with_its_last_shard():
     shards = [
         replace(stored(number, 0, last), shard=TableShard("table", 0, DAY_S, SlotMap(16, 1, 1), low, low + 8))
         for number, (last, low) in enumerate(((60, 0), (75, 8)))
@@ -127,7 +127,7 @@ def test_a_topic_of_a_longer_age_keeps_an_object():
     assert plan_expiry(rule, state_of(one), NOW_MS, {one.name: [("orders", None)]}).objects == ()
 
 
-def test_the_oldest_bytes_go_and_what_goes_is_a_horizon():
+def test_the_oldest_bytes_expire_up_to_a_horizon():
     objects = [stored(day, day, day + 1) for day in range(10)]
     plan = plan_expiry(Retention(max_bytes=3500), state_of(*objects), NOW_MS)
     assert plan.objects == tuple(objects[:7])
@@ -136,13 +136,13 @@ def test_the_oldest_bytes_go_and_what_goes_is_a_horizon():
     assert (again.objects, again.expired) == ((), NOTHING)
 
 
-def test_bytes_of_a_time_to_come_do_not_expire_what_is_yet_to_be_put():
+def test_bytes_of_a_future_time_do_not_expire_later_puts():
     of_a_fast_clock = replace(stored(1, 0, 1, 5000), second_max=250_000_000_000)
     plan = plan_expiry(Retention(max_bytes=3500), state_of(of_a_fast_clock), NOW_MS + 999)
     assert (plan.objects, plan.expired.latest_ms) == ((), NOW_MS)
 
 
-def test_segments_go_from_the_beginning_of_their_store():
+def test_segments_expire_from_the_beginning_of_their_store():
     def segment(start, published_ms):
         return ArchivedSegment(f"segments/{start}", "log", start, 100, 0, 0, 150, published_ms)
 

@@ -49,7 +49,7 @@ def test_a_place_is_archived_once(again):
 # uploads
 
 
-def test_a_segment_goes_up_once(open_index, faulty):
+def test_a_segment_is_uploaded_once(open_index, faulty):
     index = open_index(storage_backend=faulty)
     data = content(1000)
     assert archive(index, data, start=500) is True
@@ -66,7 +66,7 @@ def test_a_segment_goes_up_once(open_index, faulty):
     assert index.archived("u") == ()
 
 
-def test_a_large_segment_goes_up_in_parts(open_index, faulty):
+def test_a_large_segment_is_uploaded_in_parts(open_index, faulty):
     index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
     data = content(HEAD_BYTES) * 12 + b"tail"
     assert archive(index, data)
@@ -190,7 +190,7 @@ def test_a_segment_that_overlaps_another_one_is_refused(index, start, size):
 
 
 @pytest.mark.parametrize(("start", "size"), [(-1, 5), (0, 0)])
-def test_what_is_no_segment_is_refused(index, start, size):
+def test_an_invalid_segment_is_refused(index, start, size):
     with pytest.raises(InvalidArgument):
         index.archive("s", start, size, lambda at, length: b"")
 
@@ -290,7 +290,7 @@ def crashed(open_index, faulty):
     assert len(list(faulty.list_uploads("segments/"))) == 1
 
 
-def test_what_a_crash_left_is_swept_by_the_next_run(open_index, faulty):
+def test_objects_of_a_crash_are_swept_by_the_next_run(open_index, faulty):
     crashed(open_index, faulty)
     faulty.put("segments/s/note", b"somebody else's")
     faulty.put("segments/t/00000000000000000000/00000000000000000001-0123456789abcdef.log", b"another store's")
@@ -302,7 +302,7 @@ def test_what_a_crash_left_is_swept_by_the_next_run(open_index, faulty):
     assert list(faulty.list_uploads("segments/")) == []
 
 
-def test_what_a_record_has_removed_of_late_is_not_swept(open_index, faulty, clock):
+def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, faulty, clock):
     """Readers may still use it."""
     first = open_index("a", storage_backend=faulty)
     archive(first, content(1000))

@@ -60,7 +60,7 @@ def test_a_frame_without_pandas_names_the_extra():
         to_pandas(Table())
 
 
-def test_what_is_shown_fits_a_terminal(filled, storage, tmp_path):
+def test_shown_answers_fit_a_terminal(filled, storage, tmp_path):
     long = "x" * 900
     filled.put(long, 0, "k", 1, 5, T)
     told = {
@@ -103,7 +103,7 @@ def test_a_dict_of_columns_takes_timestamps(index, times):
     [np.array(["2023-11-14", "NaT"], "M8[ms]"), ["2023-11-14T00:00:00"] * 2, np.array([1.0, 2.0]), [1, None]],
     ids=str,
 )
-def test_what_is_no_time_is_refused(index, times):
+def test_an_invalid_time_is_refused(index, times):
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
         index.put_batch(batch(2, timestamp_ms=times))
 

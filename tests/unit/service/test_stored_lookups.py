@@ -167,7 +167,7 @@ def test_a_lookup_without_limits_leaves_files_that_one_with_limits_counts(store)
 
 
 @pytest.mark.parametrize("harm", ["changed", "cut", "deleted", "link"])
-def test_harm_of_an_object_is_told_as_before(store, tmp_path, harm):
+def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
     objects = sorted((store / "storage").rglob("*"), key=lambda path: path.stat().st_size)
     path = next(path for path in reversed(objects) if path.is_file() and "data" in str(path.relative_to(store)))
     whole = path.read_bytes()

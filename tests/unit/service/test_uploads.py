@@ -41,7 +41,7 @@ def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
     assert not index.log_state.objects
 
 
-def test_a_file_goes_up_in_parts(open_index, storage, clock):
+def test_a_large_file_is_uploaded_in_parts(open_index, storage, clock):
     """A large slot table makes a file larger than the smallest part."""
     counted = FaultStorage(storage)
     index = open_index(storage_backend=counted, slots=700_000, upload_part_bytes=5 << 20, local_keep_s=0)
@@ -54,7 +54,7 @@ def test_a_file_goes_up_in_parts(open_index, storage, clock):
         assert [item.offset for item in reader.query("t", "k")] == [1]
 
 
-def test_a_restart_sweeps_what_its_uploads_left(open_index, faulty):
+def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty):
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)
     index.seal()
@@ -72,7 +72,7 @@ def test_a_restart_sweeps_what_its_uploads_left(open_index, faulty):
     assert list(index.log_state.objects) == objects(faulty)
 
 
-def test_a_restart_leaves_a_repair_of_what_the_log_has(open_index, faulty, storage):
+def test_a_restart_leaves_the_upload_of_a_repair(open_index, faulty, storage):
     """The record exists, but the file was not moved. Another process sends the file's object again."""
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)
@@ -170,7 +170,7 @@ def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
     ("seal_after_s", "checkpoint_every", "requests", "cost_usd"),
     [(10_800, None, 9, 0.000023), (0.35, None, 9, 0.0000186), (0.35, 32, 8, 0.0000138)],
 )
-def test_what_a_published_file_costs(open_index, storage, seal_after_s, checkpoint_every, requests, cost_usd):
+def test_the_cost_of_a_published_file(open_index, storage, seal_after_s, checkpoint_every, requests, cost_usd):
     """docs/using.md states this price of a small `seal_after_s`."""
     index = open_index("priced", seal_after_s=seal_after_s, checkpoint_every=checkpoint_every)
     usage = []
@@ -185,7 +185,7 @@ def test_what_a_published_file_costs(open_index, storage, seal_after_s, checkpoi
 
 
 @pytest.mark.parametrize("others", [0, 1, 2, 3])
-def test_a_writer_of_files_of_less_than_a_second_reads_what_others_append(open_index, storage, clock, others):
+def test_a_writer_of_files_of_less_than_a_second_reads_the_records_of_others(open_index, storage, clock, others):
     """The writer does not list the log for each record."""
     index = open_index("often", seal_after_s=0.35)
     put_and_publish(index, 1)
@@ -249,7 +249,7 @@ def test_rounds_take_as_many_calls_however_many_files_there_are(open_index, cloc
     assert (calls() < 1.2 * few).all()
 
 
-def test_what_is_buffered_is_sealed_with_an_old_file(open_index, clock):
+def test_buffered_entries_are_sealed_with_an_old_file(open_index, clock):
     index = open_index("flushed", seal_after_s=10)
     index.put("t", 0, "k", 1, 1, T)
     index.flush()

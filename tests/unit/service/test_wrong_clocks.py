@@ -106,7 +106,7 @@ def test_a_host_whose_clock_was_put_right_publishes_nothing_again(
     assert again.log_state.positions["log"] == 3
 
 
-def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_says_long_ago(open_ahead, storage, clock):
+def test_a_just_removed_object_is_not_an_orphan_though_a_later_record_is_older(open_ahead, storage, clock):
     fill(index := open_ahead(0, compaction="local"), 1, 2, 3)
     index.run_lifecycle()
     index.abandon()
@@ -131,7 +131,7 @@ def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, 
         assert list(log.numbers_since(last, clock.now_ms() - age_s * 1000)) == young
 
 
-def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock):
+def test_a_record_is_read_once_for_all_later_searches(open_ahead, storage, clock):
     fill(index := open_ahead(0, compaction="local"), 1, 2, 3)
     index.run_lifecycle()
     file_id = next(iter(index.log_state.files))
@@ -193,7 +193,7 @@ def place(request, tmp_path):
     return MemoryStorage() if request.param == "memory" else Probing(MemoryStorage())
 
 
-def test_a_host_whose_clock_is_days_fast_takes_nothing_that_was_sent_a_moment_ago(place, tmp_path):
+def test_a_host_whose_clock_is_days_fast_deletes_nothing_that_was_just_sent(place, tmp_path):
     fast = ManualClock(SystemClock().now_ms() + DAYS_S * 1000)
     IndexService.open(root=tmp_path / "root", storage_backend=place, slots=7, items=20, background=False).close()
     place.put("data/sent/1.index", b"x")
@@ -280,7 +280,7 @@ def archive(index, size=1000):
 
 
 @pytest.mark.parametrize("what", ["data/", "segments/"])
-def test_what_waited_for_the_log_is_sent_anew(index, sneaks, storage, clock, sweep, what):
+def test_an_object_that_waited_for_the_log_is_sent_again(index, sneaks, storage, clock, sweep, what):
     is_file = what == "data/"
     if is_file:
         fill(index, 1, 2, 3)
@@ -304,7 +304,7 @@ def test_what_waited_for_the_log_is_sent_anew(index, sneaks, storage, clock, swe
 
 
 @pytest.mark.parametrize("what", ["data/", "segments/"])
-def test_a_writer_that_sleeps_before_its_record_sends_anew(index, sneaks, storage, clock, sweep, what):
+def test_a_writer_that_sleeps_before_its_record_sends_again(index, sneaks, storage, clock, sweep, what):
     """The writer checks that its object is there, then sleeps.
 
     Meanwhile a day passes and a sweep deletes the object.
@@ -339,7 +339,7 @@ def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, sneaks
     holds(storage, clock, 1, 2)
 
 
-def test_what_is_staged_is_sent_anew_where_its_ticket_waited(open_index, sneaks, storage, clock):
+def test_a_staged_object_is_sent_again_if_its_ticket_waited(open_index, sneaks, storage, clock):
     index = open_index(
         "root", storage_backend=sneaks, compaction="spark", compact_timeout_s=10**7, refresh_interval_s=10**6
     )

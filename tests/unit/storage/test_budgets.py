@@ -46,7 +46,7 @@ def metered(sent: Sent) -> MeteredStorage:
     return MeteredStorage(sent)
 
 
-def test_what_would_pass_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
+def test_a_call_beyond_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
     with metered.measure() as outer, metered.measure(Usage(max_requests=3)) as usage, metered.measure() as inner:
         metered.get_range("a", 0, 10)
         metered.get_range("a", 20, 10)
@@ -63,7 +63,7 @@ def test_what_would_pass_max_requests_is_neither_sent_nor_counted(sent: Sent, me
         assert counted.bytes_read == 20
 
 
-def test_what_would_pass_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
+def test_a_call_beyond_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
     with metered.measure(Usage(max_bytes=100)) as usage:
         metered.get_range("a", 0, 60)
         for refused in (lambda: metered.get_range("a", 0, 41), lambda: metered.get_suffix("a", 41)):

@@ -28,7 +28,7 @@ def test_without_a_deadline_nothing_is_checked() -> None:
         check_deadline("reading")
 
 
-def test_a_deadline_that_is_reached_says_what_was_not_begun() -> None:
+def test_a_reached_deadline_names_the_call_that_did_not_begin() -> None:
     with deadline_at(time.monotonic() + FAR_S):
         left = remaining_s()
         assert left is not None
@@ -88,7 +88,7 @@ class Body:
     "make", [lambda: PassingFault("gone"), lambda: ConnectionClosedError(endpoint_url="s"), lambda: client_error(403)]
 )
 @pytest.mark.parametrize("failures", [1, 9])
-def test_what_an_attempt_sends_is_let_go_of_at_once(failures: int, make: Callable[[], Exception]) -> None:
+def test_an_attempt_releases_its_argument_at_once(failures: int, make: Callable[[], Exception]) -> None:
     """Errors, their traces and the loop's frame keep no references to each other.
 
     Otherwise they would keep a file's mapping until the next garbage collection.

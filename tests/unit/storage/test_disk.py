@@ -36,7 +36,7 @@ def test_reserved_space_is_really_taken(tmp_path: Path) -> None:
     assert status.st_blocks * 512 >= 1 << 20  # `st_blocks` counts units of 512 bytes on every file system
 
 
-def test_a_file_that_is_there_is_not_created_anew(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"kept")
     with pytest.raises(FileExistsError):
         Disk().create(tmp_path / "file")
@@ -44,7 +44,7 @@ def test_a_file_that_is_there_is_not_created_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
-def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_a_short_write_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     plain = os.pwrite
     monkeypatch.setattr(
         os, "pwrite", lambda descriptor, data, position: plain(descriptor, bytes(data)[:most], position)

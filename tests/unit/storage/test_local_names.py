@@ -58,7 +58,7 @@ def test_every_piece_decodes_to_its_part_of_the_name(name: str) -> None:
         *((in_chunk, False, True) for in_chunk in ("unmarked", "%")),
     ],
 )
-def test_what_is_not_ours_does_not_decode(entry: str, is_folder: bool, in_chunk: bool) -> None:
+def test_foreign_names_do_not_decode(entry: str, is_folder: bool, in_chunk: bool) -> None:
     assert decode(entry, is_folder=is_folder, in_chunk=in_chunk) is None
 
 

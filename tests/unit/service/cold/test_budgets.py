@@ -123,7 +123,7 @@ def test_the_limits_of_a_batch_are_of_the_whole_batch(made, limit):
     ),
     ids=str,
 )
-def test_what_can_be_no_limit_is_refused(made, limits):
+def test_an_invalid_limit_is_refused(made, limits):
     with made.reader() as reader:
         made.storage.reset()
         name = next(iter(limits))
@@ -266,7 +266,7 @@ def test_early_pages_stay_within_what_they_need(tmp_path):
         assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
 
 
-def test_a_refresh_that_can_not_be_afforded_is_left_to_a_later_lookup(made):
+def test_a_refresh_beyond_the_budget_is_left_to_a_later_lookup(made):
     with made.reader(refresh_interval_s=0.000_001) as reader:
         reader.query("t", "all")
         for limits in ({"max_requests": 0}, {"max_bytes": 0}):

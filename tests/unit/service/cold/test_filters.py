@@ -79,7 +79,7 @@ def check_present(made, reader):
         assert [Answer.of(item) for item in reader.query("t", key)] == made.expected("t", key), key
 
 
-def test_the_writer_keeps_what_it_uploads(made, absent):
+def test_the_writer_keeps_the_filters_that_it_uploads(made, absent):
     """The files have no local copies, and the writer was opened again."""
     with made.writer() as writer:
         made.storage.reset()
@@ -182,7 +182,7 @@ def test_a_damaged_filter_is_passed_over(made, absent):
                 assert outcomes[stored.file_id] == "read" and set(outcomes.values()) == {"read", "skipped_filter"}
 
 
-def test_a_filter_that_can_not_be_had_fails_no_lookup(made, absent):
+def test_a_filter_that_cannot_be_fetched_fails_no_lookup(made, absent):
     faulty = FaultStorage(made.inner)
     with made.reader(storage=faulty, filter_after_probes=1, block_cache_bytes=0) as reader:
         reader.query("t", absent[0])
@@ -221,7 +221,7 @@ def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(made, abs
         assert reader.query("t", absent[3], *second, **limits).explain.requests == 0
 
 
-def test_a_filter_for_later_lookups_of_an_object_that_is_gone_is_no_error(made, absent):
+def test_a_missing_filter_for_later_lookups_raises_no_error(made, absent):
     stored = made.stored[0]
     with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
         cold = reader._cold_paths[0]
@@ -246,7 +246,7 @@ def test_filters_of_files_that_changed_places_are_refused(made, absent):
             check_present(made, reader)
 
 
-def test_a_lost_object_is_told_by_the_filters_request_too(made, absent):
+def test_the_filters_request_also_reports_a_lost_object(made, absent):
     name = made.stored[2].name
     with made.reader(filter_after_probes=1) as reader:
         reader.query("t", absent[0])
@@ -305,7 +305,7 @@ def test_a_file_without_a_filter_and_one_too_large_cost_no_request(made):
         assert path.filters._misses == {} and made.storage.operations == []
 
 
-def test_what_keeps_a_filter_on_demand_from_being_fetched_is_raised(made):
+def test_a_filter_on_demand_that_cannot_be_fetched_raises_the_error(made):
     stored = made.stored[0]
     faulty = FaultStorage(made.inner)
     with made.reader(storage=faulty) as reader:

@@ -53,7 +53,7 @@ def dear(made, monkeypatch):
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_those_that_fit_stay_and_the_rest_is_read(made, tmp_path, local, dear):
+def test_filters_that_fit_stay_and_the_other_files_are_read(made, tmp_path, local, dear):
     with reader(made, tmp_path / "cache" if local else None) as asked:
         fetched, requests = ask(made, asked, 0, FILES, ABSENT, "absent")
     assert len(fetched) == len(set(fetched)) == ROOM
@@ -68,7 +68,7 @@ def idle(cache):
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
-def test_what_is_of_no_use_any_more_makes_room(made, tmp_path, local):
+def test_unused_filters_make_room(made, tmp_path, local):
     cache = tmp_path / "cache" if local else None
     with reader(made, cache) as asked:
         fetched, _ = ask(made, asked, 0, ROOM, 10, "old")
@@ -116,14 +116,14 @@ def test_room_is_counted_once_while_filters_are_being_fetched(made, dear):
         assert [stored for stored in made.stored if filters.begin_fetch(stored)] == made.stored[ROOM : 2 * ROOM]
 
 
-def test_an_explicit_fetch_takes_the_room_of_what_was_used_longest_ago(made, dear):
+def test_an_explicit_fetch_replaces_the_least_recently_used_filter(made, dear):
     with reader(made, None) as asked:
         for stored in made.stored:
             assert asked.fetch_filter(stored.file_id)
         assert [stored for stored in made.stored if asked._cold_paths[0].filters.has(stored)] == made.stored[-ROOM:]
 
 
-def test_a_filter_that_can_not_be_had_holds_no_room(made, caplog, dear):
+def test_a_filter_that_cannot_be_fetched_holds_no_room(made, caplog, dear):
     """The filters of the newest files cannot be read. Those of the oldest files get the room."""
     faulty = FaultStorage(made.inner)
     with reader(made, None, faulty) as asked:

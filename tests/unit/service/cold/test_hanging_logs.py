@@ -62,7 +62,7 @@ def advance(reader):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(made, storage, reader, many):
+def test_a_due_refresh_continues_behind_the_lookup_only_once(made, storage, reader, many):
     before = made.expected("t", "all")
     made.add(FILES)
     hang = storage.hang("get", name_prefix="log/")
@@ -149,7 +149,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
         assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
 
 
-def test_who_waits_for_anothers_reading_has_a_budget_of_its_own(made, storage):
+def test_a_lookup_that_waits_for_anothers_reading_has_its_own_budget(made, storage):
     """The log is read for a lookup with one request left.
 
     Another lookup, which waits for it, may make many requests.

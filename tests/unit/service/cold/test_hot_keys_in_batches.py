@@ -58,7 +58,7 @@ def peak_of(reader, asked):
         return memory()[1]
 
 
-def test_a_page_costs_a_page(read):
+def test_a_page_reads_one_block(read):
     recorder, reader = read
     peak = peak_of(reader, [Lookup(topic="t", key="hot", max_count=64)])
     assert recorder.asked_bytes <= BLOCK_BYTES and len(recorder.reads) == 1
@@ -73,7 +73,7 @@ def test_as_many_blocks_as_the_largest_page_needs(read):
     assert 20_000 * min(24, 0.9 * entry_bytes) < recorder.asked_bytes <= 5 * BLOCK_BYTES
 
 
-def test_old_ranges_are_read_where_they_lie(read):
+def test_old_ranges_read_only_their_blocks(read):
     recorder, reader = read
     peak_of(reader, [Lookup("t", "hot", BASE_MS + at, BASE_MS + at + 999, max_count=5) for at in (0, 990_000)])
     assert recorder.asked_bytes <= 2 * BLOCK_BYTES

@@ -175,7 +175,7 @@ def test_what_is_not_this_entry_is_fetched_again(made, cache, damage, kind):
 
 
 @pytest.mark.parametrize("kind", ["trailer", "filter"])
-def test_a_folder_in_an_entrys_place_is_no_trouble(made, cache, kind):
+def test_a_folder_in_an_entrys_place_changes_no_answer(made, cache, kind):
     path = entry(cache, made, kind)
     path.unlink()
     (path / "something").mkdir(parents=True)
@@ -208,7 +208,7 @@ def _link_to_nowhere(cache):
 @pytest.mark.parametrize(
     "spoil", [_file_in_its_place, _file_for_the_index, _link_to_nowhere], ids=lambda spoil: spoil.__name__
 )
-def test_a_cache_that_is_no_folder_is_no_trouble(made, cache, spoil):
+def test_a_cache_that_is_not_a_folder_changes_no_answer(made, cache, spoil):
     spoil(cache)
     with made.reader(cache_dir=cache, filter_after_probes=1) as reader:
         ask_all(made, reader)
@@ -217,7 +217,7 @@ def test_a_cache_that_is_no_folder_is_no_trouble(made, cache, spoil):
             assert reader.query("t", key).explain.requests == 0
 
 
-def test_a_folder_that_refuses_everything_is_no_trouble(made, cache, monkeypatch, caplog):
+def test_a_folder_that_refuses_everything_changes_no_answer(made, cache, monkeypatch, caplog):
     """A folder of another user refuses reads and writes. The log names each once."""
     real = Path.open
 
@@ -233,7 +233,7 @@ def test_a_folder_that_refuses_everything_is_no_trouble(made, cache, monkeypatch
     assert len(told) == len(set(told)) == 2
 
 
-def test_a_full_disk_is_no_trouble(made, tmp_path):
+def test_a_full_disk_changes_no_answer(made, tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
     with Mounts() as mounts:
@@ -294,7 +294,7 @@ def test_the_bound_is_of_all_indexes_in_a_folder(folder):
     assert folder.read("data/o59", "trailer", 3000) and another.read("data/o59", "trailer", 3000)
 
 
-def test_what_is_larger_than_half_of_the_bound_is_not_kept(folder):
+def test_an_entry_larger_than_half_of_the_bound_is_not_kept(folder):
     assert not folder.write("data/large", "filter", bytes(100_001))
     assert not folder.write("data/large", "filter", bytes(49_960))  # with the CRC32 of each piece it is too large
     assert folder.write("data/fits", "filter", bytes(49_900))
@@ -310,7 +310,7 @@ def test_a_replaced_entry_is_counted_once(folder):
     assert folder.read("data/o", "filter", PIECE_BYTES * 5) == bytes(PIECE_BYTES * 5)
 
 
-def test_what_a_crash_left_is_swept_and_strangers_are_not(folder):
+def test_temporary_files_of_a_crash_are_swept_and_foreign_files_are_not(folder):
     folder.write("data/o", "filter", b"x")
     mine = folder._cache.folder / "an-index"
     old, young, stranger = mine / ".tmp-old", mine / ".tmp-young", mine / "notes.txt"
@@ -364,7 +364,7 @@ def test_a_reader_beside_its_writer_changes_nothing_in_the_writers_cache(made):
         assert fetched(made) == {"trailer": set(), "filter": set()}
 
 
-def test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent(made, cache, caplog):
+def test_a_damaged_entry_that_stays_is_logged_once_and_counts_as_absent(made, cache, caplog):
     path = entry(cache, made, "filter")
     length = made.stored[0].filter_length
     name = made.stored[0].name

@@ -100,7 +100,7 @@ def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(made
     assert result.explain.files_read == second - len(lost)
 
 
-def test_pages_of_a_batch_tell_what_was_given_up_once(made, reader):
+def test_pages_of_a_batch_report_a_repeated_pass_once(made, reader):
     cursor = reader.query("t", "all", max_count=1).cursor
     gone = made.stored[2:4]
     asked = [Lookup(topic="t", key="all", cursor=one) for one in (cursor, None, cursor)]
@@ -117,7 +117,7 @@ def test_pages_of_a_batch_tell_what_was_given_up_once(made, reader):
     assert 0 < requests_of(results, "outdated") <= FILES
 
 
-def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(made, reader):
+def test_a_batch_that_begins_again_reports_earlier_reads_of_the_log(made, reader):
     begin_ms, end_ms = made.stored[-2].second_min * 1000, made.stored[5].second_max * 1000
     newer = reader.query("t", "all", begin_ms=begin_ms, max_count=1).cursor
     older = reader.query("t", "all", end_ms=end_ms, max_count=1).cursor
@@ -165,7 +165,7 @@ def writer(made):
         yield writer
 
 
-def test_what_is_given_up_is_told_by_every_answer_it_concerns(made, writer, reader, ask):
+def test_every_answer_that_may_lack_entries_names_the_lost_object(made, writer, reader, ask):
     gone = made.stored[3]
     lose(made, [gone])
     assert ask(reader).status == "partial" and not ask(reader).lost
@@ -213,7 +213,7 @@ def test_giving_up_that_fails_at_any_call_is_repeated(made, when):
     assert state.number == before.number + 1 and set(state.objects) == set(before.objects) - {gone.name}
 
 
-def test_only_what_is_lost_is_given_up(made):
+def test_only_missing_objects_are_declared_lost(made):
     gone = made.stored[3]
     lose(made, [gone])
     with pytest.raises(InvalidArgument, match="storage has it"):
@@ -239,7 +239,7 @@ def test_lost_objects_in_records_and_checkpoints(made):
     assert replace(masked, hash="both").concerns(*seconds, 3, 0)
 
 
-def test_a_log_that_moves_on_for_ever_ends_the_lookup(made, reader, ask, monkeypatch):
+def test_a_log_that_changes_at_every_try_ends_the_lookup(made, reader, ask, monkeypatch):
     monkeypatch.setattr(scan, "LOG_RETRIES", 3)
     stored = {one.name: one for one in made.stored}
     removed = []

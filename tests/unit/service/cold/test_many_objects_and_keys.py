@@ -44,7 +44,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("beside_the_root", [False, True])
-def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made, beside_the_root):
+def test_the_cost_of_a_lookup_does_not_grow_with_the_index(made, beside_the_root):
     made.storage.reset()
     with made.reader(**({"root": made.root} if beside_the_root else {})) as reader:
         # the checkpoint, and the summary or the record after the one that the root knows

@@ -49,7 +49,7 @@ def first_item(made):
     return HEADER_SIZE if layout.preset is NATIVE else layout.items_position
 
 
-def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_never_believed(made):
+def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made):
     """Lookups do not read header and slot table. So few lookups fetch no filter."""
     stored = made.stored[0]
     items = first_item(made)
@@ -68,7 +68,7 @@ def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_never_believed(m
     assert quiet == [at for at in range(items, stored.directory_position, every) if at >= stored.trailer_position]
 
 
-def test_a_flipped_byte_in_the_middle_of_a_readers_life_is_never_believed(made):
+def test_a_flipped_byte_during_a_readers_life_is_noticed(made):
     stored = made.stored[0]
     with made.reader(block_cache_bytes=0) as reader:
         assert check(made, reader, stored.name) == 0

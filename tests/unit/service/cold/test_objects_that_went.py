@@ -27,7 +27,7 @@ def noted(reader):
 
 
 @pytest.mark.parametrize("filter_after_probes", [1, 10], ids=["fetched", "counted"])
-def test_a_reader_notes_only_what_there_is(made, filter_after_probes):
+def test_a_reader_has_notes_only_of_present_objects(made, filter_after_probes):
     """Files are added and merged repeatedly under a reader that looks up absent keys."""
     with made.reader(block_cache_bytes=0, filter_after_probes=filter_after_probes) as reader:
         for spell in range(3):

@@ -122,7 +122,7 @@ def test_the_time_is_of_the_opening_alone(made, storage):
         assert set(storage.left_s) == {None}
 
 
-def test_what_fails_in_time_says_so_itself(made, storage):
+def test_an_error_within_the_time_is_raised_itself(made, storage):
     storage.fail("list", name_prefix="checkpoint/")
     with pytest.raises(StorageUnavailable):
         made.reader(storage, timeout_s=LONG_S)
@@ -141,7 +141,7 @@ def below(tmp_path):
     return Closing(shared)
 
 
-def test_a_prefix_of_which_one_index_hangs(below, up_at):
+def test_one_index_below_a_prefix_hangs(below, up_at):
     up_at(hang := below.hang("get", name_prefix="b/checkpoint/"))
     error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
     assert str(error) == f"timeout_s was reached while opening {below.uri}/b: its log was not read by then"
@@ -157,7 +157,7 @@ def test_a_prefix_whose_listing_hangs(below, up_at):
     hang.release.set()
 
 
-def test_a_list_of_which_one_index_hangs(below, up_at, monkeypatch):
+def test_one_index_of_a_list_hangs(below, up_at, monkeypatch):
     opened = {f"memory://{name}": Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
     monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri: opened[uri])
     up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))

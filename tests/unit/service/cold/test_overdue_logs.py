@@ -104,7 +104,7 @@ def test_files_are_listed_whatever_the_age(made, clock):
         assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in made.stored]
 
 
-def test_who_joins_a_refresh_that_came_to_nothing_does_it(made, clock, storage, log_readings):
+def test_a_lookup_that_joins_a_refresh_without_result_repeats_it(made, clock, storage, log_readings):
     """The lookup that began the refresh may make no request. The one that waits for it may."""
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         reader.query("t", "all")
@@ -176,7 +176,7 @@ def test_a_view_is_as_old_as_the_beginning_of_its_reading(made, clock, opening):
     assert answers == made.expected("t", "all")
 
 
-def test_a_lookup_during_which_long_passes_says_what_was_there_when_it_began(made, clock):
+def test_a_long_lookup_answers_as_of_its_begin(made, clock):
     storage = SlowLists(made, clock)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         before = made.expected("t", "all")
@@ -187,7 +187,7 @@ def test_a_lookup_during_which_long_passes_says_what_was_there_when_it_began(mad
         assert not storage.is_slow
 
 
-def test_who_joins_a_refresh_that_began_long_before_reads_again(made, clock):
+def test_a_lookup_that_joins_an_old_refresh_reads_again(made, clock):
     storage = SlowLists(made, clock)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         found = []
@@ -205,7 +205,7 @@ def test_who_joins_a_refresh_that_began_long_before_reads_again(made, clock):
 
 
 @pytest.mark.parametrize("failed", [True, False], ids=["after an outage", "after a long rest"])
-def test_no_lookup_fails_while_another_one_reads_the_log_anew(made, clock, monkeypatch, failed):
+def test_no_lookup_fails_while_another_one_reads_the_log_again(made, clock, monkeypatch, failed):
     """Such a lookup once raised the error of an earlier refresh, or said that the log was too old.
 
     The storage was back by then.
@@ -265,9 +265,7 @@ def test_the_first_lookup_after_an_outage_answers(made, clock, monkeypatch, time
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
-def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
-    made, clock, monkeypatch, timeout_s, log_readings
-):
+def test_lookups_that_begin_during_a_failing_refresh_share_one_retry(made, clock, monkeypatch, timeout_s, log_readings):
     """Lookups once raised the error of a refresh that began before them.
 
     Now one of them tries again, and the others wait.

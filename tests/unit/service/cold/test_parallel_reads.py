@@ -162,7 +162,7 @@ def _group(made, key):
         return int(np.searchsorted(trailer.directory.groups["first_slot"].astype(int), slot, "right")) - 1
 
 
-def test_what_failed_its_check_is_not_cached(made):
+def test_a_group_that_failed_its_check_is_not_cached(made):
     stored = made.stored[0]
     question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
     with made.reader() as reader:
@@ -208,7 +208,7 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made, egress_usd, gap, join
 
 
 @pytest.mark.parametrize("gap", [4, 4772, 20_000, 256 << 10])
-def test_the_bytes_between_slot_groups_are_told_by_file(made, gap):
+def test_the_bytes_between_slot_groups_are_counted_by_file(made, gap):
     """A batch with gaps reads the same slot groups as one without gaps, and counts the bytes between them."""
     explained = []
     for setting in (0, gap):
@@ -288,7 +288,7 @@ def test_spans_cover_each_run_once(lengths, gap, limit, seed):
 
 
 @pytest.mark.parametrize("bound", [0, 7, 80])
-def test_the_memory_keeps_its_bound_and_what_was_used_last(bound):
+def test_the_cache_keeps_its_bound_and_the_last_used_entries(bound):
     chosen = random.Random(bound)
     steps = [(chosen.randrange(16), chosen.randrange(12)) for _ in range(2000)]
     cache = ByteCache(bound)

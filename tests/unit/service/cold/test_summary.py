@@ -105,7 +105,7 @@ def test_a_fresh_reader_and_its_first_lookup_take_three_round_trips(made):
     assert order == ["list", "read", "read", "read", "group"]
 
 
-def test_a_great_summary_is_read_once_some_directories_were(made, opened, monkeypatch):
+def test_a_large_summary_is_read_after_some_directories(made, opened, monkeypatch):
     monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
     reader = opened()
     assert sorted(made.storage.operations) == ["get", "list", "list"]
@@ -120,7 +120,7 @@ def test_a_great_summary_is_read_once_some_directories_were(made, opened, monkey
     check(made, reader)
 
 
-def test_batches_and_bounded_lookups_over_a_great_summary(made, opened, monkeypatch):
+def test_batches_and_bounded_lookups_over_a_large_summary(made, opened, monkeypatch):
     monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
     reader = opened()
     with pytest.raises(BudgetExceeded):
@@ -151,7 +151,7 @@ def test_a_damaged_summary_costs_requests_and_no_answer(made, at, bit):
 
 
 @pytest.mark.parametrize("kind", ["swapped", "of no object", "other filter", "other position", "nothing"])
-def test_what_a_summary_says_of_a_file_is_checked_against_the_log(made, kind):
+def test_the_summary_of_a_file_is_checked_against_the_log(made, kind):
     (name,) = summaries(made.inner)
     parts = {of: (position, bytes(part)) for of, (position, part) in decode(made.inner.get(name), name).items()}
     assert set(parts) == {stored.name for stored in made.stored}
@@ -293,7 +293,7 @@ def test_an_append_does_not_wait_for_the_summary_of_another_one(tmp_path):
     assert not second.is_alive()
 
 
-def test_a_merge_leaves_a_summary_of_what_there_is(life):
+def test_a_merge_leaves_a_summary_of_the_present_objects(life):
     for hour in range(10):
         life.put([(MERGED_MS + hour * HOUR_MS, f"k{hour}"), (MERGED_MS + hour * HOUR_MS + 5000, "all")])
         life.publish()
@@ -345,7 +345,7 @@ def test_a_storage_that_is_away_ends_the_renewal_soon_and_the_next_record_renews
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"TIDXSUM1", b"TIDXSUM1\xff\xff\xff\xff" + bytes(4), encode({})[:-1]])
-def test_bytes_that_are_no_summary_are_told(data):
+def test_bytes_that_are_not_a_summary_are_refused(data):
     with pytest.raises(CorruptFile):
         decode(data, "name")
     assert decode(encode({"a": (7, b"xyz"), "b": (0, b"")}), "name") == {"a": (7, b"xyz"), "b": (0, b"")}

@@ -127,7 +127,7 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, small_wind
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("operation", [*WRITING, *READING])
-def test_the_target_fails_at_any_call_and_the_next_run_goes_on(life, small_windows, operation, when):
+def test_the_target_fails_at_any_call_and_the_next_run_continues(life, small_windows, operation, when):
     fill(life, 1)
     merge_first_day(life)
     before = bytes_of(life.storage)
@@ -155,7 +155,7 @@ def test_the_target_fails_at_any_call_and_the_next_run_goes_on(life, small_windo
     assert bytes_of(life.storage) == before
 
 
-def test_what_is_there_is_not_sent_again_unless_it_differs(life):
+def test_present_objects_are_not_sent_again_unless_they_differ(life):
     fill(life)
     inner = MemoryStorage(clock=life.clock)
     target = FaultStorage(inner)
@@ -178,7 +178,7 @@ def test_what_is_there_is_not_sent_again_unless_it_differs(life):
     assert copier(life, target).run_once().sent == 0
 
 
-def test_an_object_that_went_while_it_was_copied(life):
+def test_an_object_that_vanished_while_it_was_copied(life):
     fill(life)
     target = MemoryStorage(clock=life.clock)
 

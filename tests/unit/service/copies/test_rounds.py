@@ -59,7 +59,7 @@ def test_a_writer_that_takes_the_target_over_during_a_round(life):
     assert StorageLog(inner, life.clock).open().epoch == 1
 
 
-def test_an_index_that_is_no_copy_is_refused(life, tmp_path):
+def test_an_index_that_is_not_a_copy_is_refused(life, tmp_path):
     fill(life, 1)
     other = Merging(tmp_path / "other")
     other.put([(BASE_MS, "k")])
@@ -72,7 +72,7 @@ def test_an_index_that_is_no_copy_is_refused(life, tmp_path):
     other.close()
 
 
-def test_a_source_that_went_back_is_not_the_one_that_was_copied(life, tmp_path):
+def test_a_restored_source_is_not_the_one_that_was_copied(life, tmp_path):
     fill(life, 1)
     early = MemoryStorage(clock=life.clock)
     for name, data in bytes_of(life.storage).items():
@@ -84,7 +84,7 @@ def test_a_source_that_went_back_is_not_the_one_that_was_copied(life, tmp_path):
         copier(life, target, early)
 
 
-def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_goes_on(life):
+def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(life):
     fill(life)
     positions = life.state.positions
     assert positions["s"] > 0
@@ -152,7 +152,7 @@ def _follow(life, rng):
     assert {i.name for p in ("data/", "segments/") for i in target.list(p)} == named
 
 
-def test_what_lay_in_a_target_for_so_long_that_a_sweep_may_take_it_is_sent_again(life):
+def test_an_object_that_a_sweep_of_the_target_may_delete_is_sent_again(life):
     fill(life, 1)
     inner = MemoryStorage(clock=life.clock)
     target = FaultStorage(inner)
@@ -171,7 +171,7 @@ def test_what_lay_in_a_target_for_so_long_that_a_sweep_may_take_it_is_sent_again
 
 
 @pytest.mark.parametrize("days", [-3, 3])
-def test_a_storage_of_another_day_gets_its_copy(life, days):
+def test_a_storage_whose_clock_is_wrong_by_days_gets_its_copy(life, days):
     """The clock of the copier or of the target is wrong by days. Each object is still sent once."""
     fill(life, 1)
     target = MemoryStorage(clock=ManualClock(life.clock.now_ms() + days * DAY_MS))

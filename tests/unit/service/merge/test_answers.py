@@ -168,7 +168,7 @@ def test_quarantined_entries_are_merged_where_they_belong(merging):
     life.check()
 
 
-def test_a_file_over_400_windows_stays_and_is_told(life):
+def test_a_file_over_400_windows_stays_and_is_reported(life):
     life.put([(BASE_MS, "k"), (BASE_MS + 400 * HOUR_MS, "k")])
     life.publish()
     life.put([(BASE_MS, "k"), (BASE_MS + 399 * HOUR_MS, "k")])

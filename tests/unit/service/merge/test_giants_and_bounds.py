@@ -41,7 +41,7 @@ def fill_hot(life, files=3, hot=600, others=100):
     life.later()
 
 
-def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life):
+def test_a_hot_key_has_several_parts_and_a_page_reads_only_the_newest(life):
     fill_hot(life)
     life.merge()
     parts = max(parts_of(life), key=len)

@@ -130,7 +130,7 @@ def test_cuts(windows, size, spread, runs, most):
     assert [number for group in groups for number in group] == list(range(windows))
 
 
-def test_what_many_windows_share_is_cut_by_slots_rather_than_read_for_each():
+def test_a_file_of_many_windows_is_cut_by_slots_and_not_read_for_each():
     """Files of 640 MiB each span a year. They are read a few times, not 73 times, and shards stay large enough."""
     size = 100 * (640 << 20) // 365
     spans = [(0, 364, 640 << 20)] * 100

@@ -32,7 +32,7 @@ def checked(life):
     return report
 
 
-def test_a_merge_names_what_is_lost_or_merges_the_rest(life):
+def test_a_merge_names_the_lost_object_or_merges_the_rest(life):
     gone = min(life.state.objects.values(), key=lambda stored: stored.second_min)
     life.storage.delete(gone.name)
     with pytest.raises(CorruptFile, match="--skip-lost") as caught:
@@ -45,7 +45,7 @@ def test_a_merge_names_what_is_lost_or_merges_the_rest(life):
     assert life.merge().jobs == 0 and checked(life).status == "ok"
 
 
-def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life):
+def test_a_merge_plans_again_if_a_source_was_removed_meanwhile(life):
     behind = life.log()
     first, *rest = sorted(life.state.objects.values(), key=lambda stored: stored.second_min)
     life.storage.delete(first.name)

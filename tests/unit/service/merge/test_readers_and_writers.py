@@ -138,7 +138,7 @@ def test_of_two_merges_of_the_same_files_one_is_overtaken(life):
     life.check()
 
 
-def test_a_merge_that_is_overtaken_plans_anew_and_leaves_nothing(life):
+def test_an_overtaken_merge_plans_again_and_leaves_nothing(life):
     life.fill(2)
     log = life.log()
     others = []
@@ -250,7 +250,7 @@ def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(merging)
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
 
 
-def test_positions_go_on_in_the_log_after_a_merge(life):
+def test_positions_continue_in_the_log_after_a_merge(life):
     """A window table does not count as a file that waits for its upload."""
     for position in (1, 2, 3):
         life.put([(BASE_MS + position * DAY_MS, "k")], source="s", source_position=position)

@@ -137,7 +137,7 @@ def test_the_first_error_ends_the_parts():
     assert begun == [0, 1]
 
 
-def test_parts_for_which_there_is_no_thread_are_made_by_who_asks():
+def test_parts_without_a_thread_run_in_the_callers_thread():
     with ThreadPoolExecutor(1) as pool:
         left = [pool.submit, pool.submit]
 

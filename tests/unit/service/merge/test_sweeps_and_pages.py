@@ -127,7 +127,7 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life):
     assert not list(life.storage.list("probe/"))
 
 
-def test_pages_go_on_while_hours_become_days_and_days_a_month(life):
+def test_pages_continue_while_hours_become_days_and_days_a_month(life):
     """97 of 10,000 answers make a page.
 
     Merges and sweeps run between some pages. Some readers refresh, and others do not.

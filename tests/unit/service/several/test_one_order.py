@@ -49,7 +49,7 @@ class Brokers:
 
 
 @pytest.mark.parametrize("count", [3, 1000])
-def test_messages_stand_in_the_order_of_their_entries(cluster, count):
+def test_messages_have_the_order_of_their_entries(cluster, count):
     with cluster.reader() as reader:
         asked = {"max_count": count, "cursor": None}
         while True:
@@ -70,7 +70,7 @@ def test_messages_stand_in_the_order_of_their_entries(cluster, count):
 
 
 @pytest.mark.parametrize("rewritten", ["a", "b"])
-def test_what_was_written_anew_is_looked_up_in_its_own_index(tmp_path, prefix, rewritten):
+def test_a_rewritten_message_is_looked_up_in_its_own_index(tmp_path, prefix, rewritten):
     """At that place the log has an older entry's message, while a newer entry hides it.
 
     The other index has the place, too.

@@ -28,7 +28,7 @@ SEVERAL = 3
     [[], [""], 5, b"memory://x", [5], ["memory://x", None], {"memory://x": 1}, ["nonsense://x"], ["memory://"]],
     ids=repr,
 )
-def test_what_is_no_list_of_indexes(wrong):
+def test_an_invalid_list_of_indexes_is_refused(wrong):
     with pytest.raises((InvalidArgument, ConfigError)):
         IndexReader.open(wrong)
 
@@ -65,7 +65,7 @@ def test_a_prefix_of_other_schemas(cluster, prefix):
         IndexReader.open(prefix)
 
 
-def test_a_list_with_what_is_no_index(cluster, prefix, opened):
+def test_a_list_with_a_place_that_is_not_an_index(cluster, prefix, opened):
     with pytest.raises(NotAnIndex, match="nowhere"):
         IndexReader.open([*cluster.uris, f"{prefix}/nowhere"])
     assert len(opened) == SEVERAL + 1
@@ -105,7 +105,7 @@ def test_a_close_closes_all(cluster, opened):
             ask()
 
 
-def test_a_close_goes_on_past_one_that_fails(cluster, opened, monkeypatch):
+def test_a_close_continues_after_one_that_fails(cluster, opened, monkeypatch):
     reader = cluster.reader()
     failing = of(opened, cluster.uris[1])
 
@@ -156,7 +156,7 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
         methodcaller("archived", "store"),
     ],
 )
-def test_what_is_of_one_index_only(cluster, prefix, ask):
+def test_members_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
         with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="it was opened for several"):
             ask(reader)

@@ -67,7 +67,7 @@ def test_a_folder_that_becomes_an_index(tmp_path, clock):
 
 
 @pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])
-def test_an_index_that_can_not_be_read_with_the_others_is_told(cluster, prefix, clock, reader, monkeypatch, what):
+def test_an_index_that_cannot_be_read_with_the_others_is_named(cluster, prefix, clock, reader, monkeypatch, what):
     uri, good = f"{prefix}/broker-9", list(cluster.uris)
     error = {"schema": SchemaMismatch, "copy": ConfigError, "damage": CorruptFile}.get(what, StorageUnavailable)
     with open_storage(uri) as storage, open_storage(good[0]) as other:
@@ -133,7 +133,7 @@ def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader)
     assert names(answer) == cluster.uris
 
 
-def test_a_prefix_that_can_not_be_listed_is_told(tmp_path, clock):
+def test_a_prefix_that_cannot_be_listed_is_named(tmp_path, clock):
     store, made = Watched(MemoryStorage()), Cluster(tmp_path)
     first = PrefixedStorage(store.inner, "broker-0")
     made.add(first.uri, rows(0), first)

@@ -120,7 +120,7 @@ def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster,
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
-def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, opened, clock):
+def test_a_damaged_record_of_one_log_is_named_and_the_others_continue(cluster, opened, clock):
     with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
         hurt = cluster.uris[1]
         record = f"log/{reader._views[1].log_state.number + 1:020}"
@@ -235,7 +235,7 @@ def test_an_object_that_one_source_lost(cluster):
         assert reader.query("t", "none", allow_partial=True).status in ("partial", "complete")
 
 
-def test_objects_of_one_name_in_two_storages_are_told_apart(tmp_path, prefix):
+def test_objects_of_one_name_in_two_storages_are_distinguished(tmp_path, prefix):
     """A copy of an index under a second id would have the same object names.
 
     If one storage lost an object, the reader does not look for it in the other.

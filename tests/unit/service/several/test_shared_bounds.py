@@ -73,7 +73,7 @@ def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
     assert (use.entries, use.size_bytes, use.max_bytes, use.evictions) == (files, needed, needed, 0)
 
 
-def test_the_use_of_the_caches_is_told_once(cluster):
+def test_the_use_of_the_caches_is_counted_once(cluster):
     with cluster.reader() as reader:
         reader.query("t", "k", max_count=1000)
         first = reader.cache_use()

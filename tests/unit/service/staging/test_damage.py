@@ -18,7 +18,7 @@ def damage(file):
 @pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
 @pytest.mark.parametrize("down", [False, True], ids=["", "down"])
 @pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
-def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(
+def test_a_damaged_local_copy_of_a_published_file_is_dropped(
     open_spark, stage, faulty, storage, clock, tmp_path, merged, down, journal
 ):
     """This holds if the storage is down at the start, too.
@@ -87,7 +87,7 @@ def test_the_position_of_a_damaged_copy_waits_for_an_older_file(open_spark, stor
 
 @pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
 @pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
-def test_what_is_staged_heals_a_damaged_local_copy(open_spark, stage, storage, clock, tmp_path, journal, merged):
+def test_a_staged_object_replaces_a_damaged_local_copy(open_spark, stage, storage, clock, tmp_path, journal, merged):
     index = stage(1, 2, 3)
     (file,) = index.files()
     index.abandon()
@@ -109,7 +109,7 @@ def test_what_is_staged_heals_a_damaged_local_copy(open_spark, stage, storage, c
     holds(storage, clock, 1, 2, 3)
 
 
-def test_a_damaged_file_that_nobody_has_is_kept_and_told(open_spark, storage, clock):
+def test_a_damaged_file_without_another_copy_is_kept_and_reported(open_spark, storage, clock):
     index = open_spark()
     fill(index, 1, 2, 3)
     (file,) = index.files()
@@ -151,7 +151,7 @@ def test_a_flipped_bit_among_staged_entries_is_found(stage, storage, clock):
     assert not names_below(storage, "data/")
 
 
-def test_a_damaged_ticket_is_told(stage, storage, clock):
+def test_a_damaged_ticket_is_reported(stage, storage, clock):
     stage(1)
     (name,) = (name for name in staged(storage) if name.endswith(".ticket"))
     storage.put(name, storage.get(name)[:-1])

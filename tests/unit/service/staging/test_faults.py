@@ -116,9 +116,7 @@ def test_a_storage_that_is_down_holds_nothing_up_but_staging(open_spark, faulty,
 
 
 @pytest.mark.parametrize("operation", ["list", "list_uploads", "put"])
-def test_a_storage_that_refuses_staging_for_good_makes_the_host_compact_in_time(
-    open_spark, faulty, storage, clock, operation
-):
+def test_the_host_compacts_in_time_if_the_storage_always_refuses_staging(open_spark, faulty, storage, clock, operation):
     """This applies to all files at once: the time of each begins at its seal, not after the files before it."""
     index = open_spark()
     for start in (0, 10, 20):

@@ -7,7 +7,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 
 
-def test_orphans_know_what_is_staged(open_spark, storage, clock):
+def test_orphans_do_not_include_staged_objects(open_spark, storage, clock):
     index = open_spark(compact_timeout_s=10**9)
     fill(index, 1)
     fill(index, 2)
@@ -33,7 +33,7 @@ def test_orphans_know_what_is_staged(open_spark, storage, clock):
 
 
 @pytest.mark.parametrize("moment", ["find", "delete"])
-def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, stage, storage, clock, moment):
+def test_orphans_leave_objects_that_get_a_new_ticket_meanwhile(open_spark, stage, storage, clock, moment):
     """The host was away for days.
 
     It returns while the sweep reads its old ticket, or after the sweep has judged the ticket.

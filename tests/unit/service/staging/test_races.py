@@ -25,7 +25,7 @@ def test_two_jobs_publish_a_file_once(stage, storage, clock):
     holds(storage, clock, 1)
 
 
-def test_a_publication_that_is_repeated_takes_nothing_back(stage, storage, clock):
+def test_a_repeated_publication_deletes_nothing(stage, storage, clock):
     stage(1)
     job = Job(storage, clock).look().compact()
     assert len(job.publish()) == 1 and len(job.publish()) == 1

@@ -81,7 +81,7 @@ def test_after_its_time_the_host_compacts_by_itself(stage, storage, clock):
     assert Job(storage, clock).run() == set()
 
 
-def test_a_clock_that_is_put_back_makes_no_file_wait_for_good(stage, clock):
+def test_no_file_waits_permanently_after_a_clock_was_set_back(stage, clock):
     index = stage(1)
     clock._now_ms -= 5_000_000
     assert index.run_lifecycle().compacted == 1
@@ -105,7 +105,7 @@ def test_a_restart_renews_tickets_and_keeps_their_time(open_spark, stage, faulty
     assert not staged(storage)
 
 
-def test_a_restart_as_local_compacts_what_was_staged_and_adopts_what_was_published(open_spark, storage, clock):
+def test_a_restart_as_local_compacts_staged_files_and_adopts_published_ones(open_spark, storage, clock):
     index = open_spark()
     fill(index, 1)
     fill(index, 2)
@@ -206,7 +206,7 @@ class Told(WrapperStorage):
         return act()
 
 
-def test_what_a_small_file_costs_beyond_the_local_path(open_spark, clock):
+def test_the_cost_of_a_small_file_beyond_the_local_path(open_spark, clock):
     """docs/spark-cluster.md has these figures."""
 
     def spent(folder, mode):
@@ -244,7 +244,7 @@ def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage,
     holds(storage, clock, *(start + step for start in (0, 10, 20) for step in range(5)))
 
 
-def test_staging_goes_in_parts(open_spark, faulty, storage, clock):
+def test_a_large_file_is_staged_in_parts(open_spark, faulty, storage, clock):
     index = open_spark(items=300_000, upload_part_bytes=5 << 20)
     count = 300_000 - 1
     index.put_batch(batch(count, key=[f"k{n % 1000}" for n in range(count)], timestamp_ms=T))
