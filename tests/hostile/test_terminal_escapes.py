@@ -141,7 +141,7 @@ def test_messages_of_a_store(store: Path, tmp_path: Path) -> None:
     assert "3 found" in shown
     assert MARKUP in shown
     forged = [line for line in shown.splitlines() if re.match(r" {0,3}(2023-11-14 forged|message id  forged)", line)]
-    assert not forged, "a property or body passes for a line of ours"
+    assert not forged, "a property or body looks like a line of ours"
 
 
 def test_the_command_line_itself() -> None:

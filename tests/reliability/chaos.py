@@ -362,7 +362,7 @@ class Campaign:
         self.proxies[host].fault = fault
 
     def _wait_idle(self) -> bool:
-        """Return whether the server has answered all requests. A late write would look like a foreign one."""
+        """Return whether the server has answered all requests. A later write would look like one of another process."""
         deadline_s = time.monotonic() + _PATIENCE_S + 5
         while any(self.begun[host] != len(proxy.exchanges) for host, proxy in enumerate(self.proxies)):
             if time.monotonic() > deadline_s:
@@ -373,7 +373,7 @@ class Campaign:
     # Sweeps
 
     def _sweep_alone(self) -> None:
-        """Delete orphans as if two days had passed. This is safe, because all writers are killed first."""
+        """Delete orphans as if two days had passed. This is safe, because the campaign kills all writers first."""
         for name in _PUBLISHERS:
             self._signal(name, signal.SIGKILL)
         for name in _PUBLISHERS:

@@ -28,7 +28,7 @@ QUEUES = 4
 _BASE_S = 1_699_920_000
 _LATE_S = 631_152_000
 _WILD = 1009
-# one in so many messages has an implausible time, and is put into the quarantine
+# one of so many messages has an implausible time, and enters quarantine
 
 
 def seconds(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

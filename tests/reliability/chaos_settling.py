@@ -144,8 +144,7 @@ def _verify(place: list[str], fail: Fail) -> None:
     environment = without_settings()
     command = [sys.executable, "-m", "tiered_index.cli", "verify", "--deep", "--json", *place]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    # a root's notes tell of local copies of files that were merged, a storage's of objects that the sweep should have
-    # taken
+    # a root's notes name local copies of merged files; a storage's name objects that the sweep should have deleted
     notes = json.loads(done.stdout)["notes"] if done.returncode == 0 and place[0] == "--storage" else []
     if done.returncode or notes:
         told = f"{notes[:3]} {done.stdout[-2000:]} {done.stderr[-2000:]}"

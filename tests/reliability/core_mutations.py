@@ -70,7 +70,7 @@ _OF_ONE_FILE = 50
 
 
 class InMemory(LocalBytes):
-    """A compacted file in memory of exactly its size, instead of a mapping."""
+    """A compacted file in memory of exactly its size, without a mapping."""
 
     def __init__(self, data: bytes, trailer: Trailer | None = None) -> None:
         self.file = "file"
@@ -392,7 +392,7 @@ TRIES: dict[str, Callable[[ModuleType, str, int], bool]] = {
 
 
 def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool = False) -> Tally:
-    """Try so many seeds of each kind, from `first` on."""
+    """Try the given number of seeds of each kind, from `first` on."""
     tally = Tally("core_mutations")
     for kind, count in counts.items():
         for seed in range(first, first + count):
@@ -412,7 +412,7 @@ def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool
 
 
 def shared(total: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int]:
-    """Return how many of `total` changes are of each kind."""
+    """Return the number of changes of each kind among `total`."""
     weights = {kind: weight for kind, weight in zip(KINDS, _SHARES, strict=True) if kind in kinds}
     return {kind: max(1, round(total * weight / sum(weights.values()))) for kind, weight in weights.items()}
 

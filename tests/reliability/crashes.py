@@ -2,11 +2,11 @@
 
 Each scenario of `lives` is disturbed at every call to disk and storage. There are four campaigns:
 
-    crash    the process is killed, or the power is cut, before each call and in the middle of each write
-    fault    one call fails, with each error that it can have; the scenario continues; then a crash at a later call
-    burst    two to eight calls fail: in a row, some of all calls, or some of one kind; the disk recovers; the scenario
-             continues; then a crash at a later call
-    again    as crash; then a second crash at each call of the recovery, or just after it
+- `crash`: before each call and in the middle of each write, the process is killed, or the power is cut.
+- `fault`: one call fails, with each error that it can have. The scenario continues; then a crash comes at a later call.
+- `burst`: two to eight calls fail: in a row, some of all calls, or some of one kind. The disk recovers, and the
+  scenario continues; then a crash comes at a later call.
+- `again`: as `crash`; then a second crash comes at each call of the recovery, or just after it.
 
 After a power cut, unsynced bytes are kept in each way of `KEPT`. After each crash the campaign opens a reader on the
 remaining files, then a writer and a reader beside it. Answers must have all durable entries, and only entries that were
@@ -402,7 +402,7 @@ def _come_back(world: World, disk: FaultDisk) -> None:
 
 
 def _finish(world: World) -> None:
-    """After the disk has recovered: all entries become durable and are uploaded, and `health` has no problems."""
+    """After the disk has recovered, make all entries durable and upload them; `health` must then have no problems."""
     world.flush()
     world.service.seal()
     for _ in range(3):
@@ -427,7 +427,7 @@ def _check_reader(world: World) -> None:
 
 
 def _at_once(asked: Lookups) -> Callable[..., QueryResult]:
-    """Return a function that answers each question. One batch looks up all of them."""
+    """Return a function that answers a question. One batch looks up all questions."""
     results = asked.query_many([Lookup(topic=topic, key=key, max_count=1000) for topic, key in QUESTIONS])
     answers = dict(zip(QUESTIONS, results, strict=True))
     return lambda topic, key, max_count: answers[topic, key]
@@ -447,7 +447,7 @@ def _copied(storage: Any) -> MemoryStorage:
 
 @contextlib.contextmanager
 def _without_chance(name: str) -> Iterator[None]:
-    """Let random names in the body depend only on `name`, so that each run has the same states."""
+    """Make random names in the body depend only on `name`, so that each run has the same states."""
     drawn = random.Random(name)
     before, secrets.token_hex = secrets.token_hex, lambda nbytes=32: drawn.randbytes(nbytes).hex()  # type: ignore[misc]
     try:

@@ -12,9 +12,10 @@ After each interrupt the index must continue in the same process, close in a bou
 answers must have all durable entries, and only entries that were put.
 
 examples:
-  python -m tests.reliability.interrupts --all             every line of every call in every state
-  python -m tests.reliability.interrupts --stride 17       every 17th line
-  python -m tests.reliability.interrupts --only flush/half full/engine/120    repeat the interrupt that a failure names
+
+- `python -m tests.reliability.interrupts --all`: every line of every call in every state
+- `python -m tests.reliability.interrupts --stride 17`: every 17th line
+- `python -m tests.reliability.interrupts --only flush/half full/engine/120`: the interrupt that a failure names
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ WAYS = {
 
 
 def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tally) -> list[tuple[str, int]]:
-    """Use one index, interrupted at a line of the call (0: nowhere). Return the lines that ran before it."""
+    """Use one index, with an interrupt at a line of the call (0: nowhere). Return the lines that ran before it."""
     error, ours = WAYS[way]
     life, where = Life(folder), f"{call}/{state}/{way}/{line}"
     striker = Striker(line, error, ours=ours, everywhere=not ours and call in WRITING)
@@ -328,7 +329,7 @@ def strike_lines(
 
 
 def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> None:
-    """Interrupt calls at random moments by `signals` real timer signals, while background workers run."""
+    """Interrupt calls at random moments by so many real timer signals (`signals`), while background workers run."""
     rng = random.Random(seed)
     life = Life(folder, background=True, flush_interval_s=0.003, lifecycle_interval_s=0.005, items=60)
     armed = False

@@ -169,7 +169,7 @@ def _log(data: bytes, path: str) -> None:
 
 
 def _nothing(data: bytes, path: str) -> None:
-    """Formats that only a drive reads."""
+    """Do nothing: only a drive reads these formats."""
 
 
 _OFFSETS = [wanted["offset"] % golden_store.SEGMENT_BYTES for wanted in golden_store.expected()]

@@ -1,7 +1,7 @@
 """Bytes with right checksums and wrong content, for every format. Their readers must raise only typed errors.
 
-    python -m tests.reliability.mutations --all          1,000,000 changes
-    python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep       repeat one
+- `python -m tests.reliability.mutations --all`: 1,000,000 changes
+- `python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep`: one change again
 
 The engine makes a tree of real files (`hostile_tree`). The campaign changes one of them and corrects the checksums
 (`mutated_formats`, `resealed`), and sometimes only flips bytes. It decodes each changed file. It also puts each
@@ -89,7 +89,7 @@ _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Hangs(BaseException):
-    """A call took too long. It is no `Exception`, so no handler of the engine catches it."""
+    """A call took too long. It is not an `Exception`, so no handler of the engine catches it."""
 
 
 class OutsideError(Exception):

@@ -4,10 +4,11 @@ The tally of each campaign is kept in build/reliability. So the page may have ru
 commit.
 
 examples:
-  python -m tests.reliability.report                       all campaigns, one after the other (hours)
-  python -m tests.reliability.report --only crashes        one campaign; the others from their last tallies
-  python -m tests.reliability.report --quick               a part of each campaign (a quarter of an hour)
-  python -m tests.reliability.report --only ''             no campaign: write the page from the last tallies
+
+- `python -m tests.reliability.report`: all campaigns, one after another (hours)
+- `python -m tests.reliability.report --only crashes`: one campaign, and the last tallies of the others
+- `python -m tests.reliability.report --quick`: a part of each campaign (a quarter of an hour)
+- `python -m tests.reliability.report --only ''`: no campaign, only the page from the last tallies
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ QUICK = {
 
 
 def main() -> int:
-    """Run the program; return its exit code: 1 where a campaign found a failure."""
+    """Run the program; return its exit code: 1 if a campaign found a failure."""
     parser = argparse.ArgumentParser(
         "python -m tests.reliability.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

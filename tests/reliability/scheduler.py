@@ -205,7 +205,7 @@ class Scheduler:
         self.kill(process)
 
     def is_dead(self) -> bool:
-        """Whether the caller's process was killed."""
+        """Return whether the caller's process was killed."""
         me = _task()
         return me is not None and me.process.dead
 
@@ -379,7 +379,7 @@ class _Lock:
             if not blocking:
                 return False
             if _task() is None:
-                raise RuntimeError("a lock of the simulation is held, and the simulation stands still")
+                raise RuntimeError("a lock of the simulation is held, but the simulation does not run")
             if not self._scheduler.wait(lambda: not self._held, timed=timeout >= 0):
                 return False
         self._held = True

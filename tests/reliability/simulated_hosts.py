@@ -80,7 +80,7 @@ class Writers:
         self.scheduler.start(host.process, "writer", lambda: self.write(host, work))
 
     def reap(self, host: Host, chance: random.Random) -> None:
-        """Release the resources of an ended process, as the operating system does."""
+        """Release the resources of an ended process, as the operating system would."""
         host.disk.clear()
         host.disk.crashed = True
         if host.made is not None:

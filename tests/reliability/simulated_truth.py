@@ -176,7 +176,7 @@ class Truth:
         if position is not None and record.positions:
             missing = [n for n in self.kept(self.up_to(position)) if not self._named[self.marks[n]]]
             if missing:
-                self.fail(Lost(f"{name}: the position {position} runs ahead of entries {missing}"))
+                self.fail(Lost(f"{name}: the position {position} is ahead of entries {missing}"))
 
     def kept(self, numbers: Iterable[int], expired: Expired | None = None) -> set[int]:
         """Return the `numbers` of entries that `expired` does not hide (None: the present state of the log)."""

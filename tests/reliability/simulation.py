@@ -7,11 +7,11 @@ There are merges, jobs, expiry, erasures, copies and deletions of orphans. Roots
 copies, at the end or during a run, which then continues. At the end an object is damaged or lost, and a repair restores
 it from the copy.
 
-A run has some hundred to some thousand steps. The seed decides the steps, their order (`scheduler`) and the faults: a
-process is killed, a host loses its power, a disk or the storage fails, is full, or responds wrongly or not at all,
-listings are stale, clocks jump. During the run `simulated_truth` checks every answer, log record and durable position.
-At the end all faults are over, and each host continues once more. Then the storage must have every entry that ever was
-durable, except those that the log states as expired or erased.
+A run has some hundred to some thousand steps. The seed decides the steps, their order (`scheduler`) and the faults. A
+process is killed, or a host loses its power. A disk or the storage fails, is full, or responds wrongly or not at all.
+Listings are stale, and clocks jump. During the run `simulated_truth` checks every answer, log record and durable
+position. At the end all faults are over, and each host continues once more. Then the storage must have every entry that
+ever was durable, except those that the log states as expired or erased.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class World(Writers):
         host.disk = HostDisk(self.scheduler, self.truth, random.Random(self.past.random()))
 
     def go_back(self) -> None:
-        """Restore all backups, and set the clocks of hosts wrong by a day."""
+        """Restore all backups, and set the hosts' clocks wrong by a day."""
         for name, restore in sorted(self.backups.items()):
             self.scheduler.note(f"{name} goes back in time")
             restore()
@@ -292,7 +292,7 @@ class World(Writers):
             after = order_key_of(result, after)
 
     def read(self, process: Process) -> None:
-        """Run a reader of the storage only. Its answers have the entries of its position of the log."""
+        """Run a reader of only the storage. Its answers have the entries of its position in the log."""
         client = self.client()
         with self.working_on(client), self.reading(client) as (reader, chance):
             for _ in range(chance.randrange(1, 6)):
@@ -309,9 +309,9 @@ class World(Writers):
         return self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
 
     def read_beside(self, process: Process) -> None:
-        """Run a reader of a root. Its answers have the root's durable entries, and those of its position of the log.
+        """Run a reader of a root. Its answers have the root's durable entries, and those of its position in the log.
 
-        If a wrong listing hides the log's end, files that have left the root since may be missing.
+        If a wrong listing hides the log's end, the reader may lack files that have left the root since.
         """
         client = self.client()
         host = self.hosts[0]

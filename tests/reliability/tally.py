@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 class Tally:
     """The counts and failures of one campaign.
 
-    `tried` counts by what was tried ("crash states", "seeds", "mutations of journal", ...). Every failure is one line
-    in `failures` that ends with how to replay it, and is of one `KINDS`.
+    `tried` has the number of tries of each kind ("crash states", "seeds", "mutations of journal", ...). Each failure is
+    a line in `failures`, which ends with the command to replay it. Its kind is one of `KINDS`.
     """
 
     KINDS = ("lost", "wrong", "untyped", "hangs")

@@ -14,7 +14,7 @@ from tests.reliability.mutated_formats import codecs
 from tests.reliability.mutations import Campaign, run, sweep
 
 SEED = 20_000_000
-"""Away from those of `--all`."""
+"""The first seed of the sample, after those of `--all`."""
 
 
 def test_a_sample_of_every_format() -> None:

@@ -43,7 +43,7 @@ class World:
         self.settings |= {"background": False, "query_threads": 2}
         self.number = 0
         self.wild = 10
-        """One message in so many has an implausible time."""
+        """One of so many messages has an implausible time."""
         self.position = 0
         self.durable_position: int | None = None
         self.expired: dict[tuple[str, str], int] = {}
@@ -122,13 +122,13 @@ class World:
             self.service = None
 
     def come_back(self, disk: Disk | None = None) -> None:
-        """Go on as a process does whose predecessor was killed."""
+        """Open the index again, as after a kill of its process."""
         self.abandon()
         self.open(disk)
         self.check()
 
     def heal(self) -> None:
-        """Bring everything into the storage. Check that it is all there, each entry once, and nothing else."""
+        """Publish everything. Check that the storage has every entry once, and nothing else."""
         self.flush()
         self.publish()
         self.run_lifecycle()
@@ -144,7 +144,7 @@ class World:
         assert list(self.storage.list_uploads()) == []
 
     def check_stored(self) -> None:
-        """Check the answers of a reader of the storage alone."""
+        """Check the answers of a reader of only the storage."""
         with IndexReader.open(storage_backend=self.storage, clock=self.clock) as reader:
             self.check(reader.query)
 
@@ -157,7 +157,7 @@ class World:
             found[question] = [Answer.of(item) for item in result]
             self.expired[question] = expired_ms = result.expired_before_ms or 0
             assert expired_ms <= self.rule.horizon(self.clock.now_ms()).of_topic(question[0])
-            assert all(item.timestamp_ms >= expired_ms for item in result), "what has expired is answered"
+            assert all(item.timestamp_ms >= expired_ms for item in result), "the answer has expired entries"
         return found
 
     def check(self, ask: Callable[..., QueryResult] | None = None) -> None:
@@ -168,7 +168,7 @@ class World:
         promised.entries = [entry for entry in self.model.entries if position is not None and entry.offset <= position]
         for question in QUESTIONS:
             ahead = self._kept(question, promised) - set(found[question])
-            assert not ahead, f"durable_position {position} runs ahead of {ahead}"
+            assert not ahead, f"durable_position {position} is ahead of {ahead}"
         if self.durable_position:
             assert position is not None
             assert self.durable_position <= position <= self.position

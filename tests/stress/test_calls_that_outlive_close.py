@@ -53,8 +53,8 @@ def test_a_late_call_does_nothing(tmp_path, monkeypatch, name):
     calls, names = disk.calls(), sorted(info.name for info in storage.list(""))
     go_on.set()
     crew.wait_for([late])
-    assert disk.calls() == calls, "the root was written to after the close"
-    assert sorted(info.name for info in storage.list("")) == names, "the storage was written to after the close"
+    assert disk.calls() == calls, "the root changed after the close"
+    assert sorted(info.name for info in storage.list("")) == names, "the storage changed after the close"
     assert not list((tmp_path / "root").rglob(TEMPORARY_PREFIX + "*"))
     crew.finish()
     assert ended

@@ -104,7 +104,7 @@ def test_a_file_stays_while_a_reader_is_inside(service, storage, tmp_path, monke
     assert files_below(tmp_path / "root") == expected
     second = ASK[ask](service)  # another reader continues meanwhile, in the storage
     assert [item.offset for item in second] == list(reversed(range(COUNT)))
-    assert files_below(tmp_path / "root") == expected, "another reader's end is not this one's"
+    assert files_below(tmp_path / "root") == expected, "the end of another reader does not release this one's files"
     pause.go_on.set()
     crew.wait_for([thread])
     crew.finish()

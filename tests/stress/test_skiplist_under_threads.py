@@ -129,7 +129,7 @@ def test_a_catalog_yields_each_file_once_in_every_moment_and_disposes_after_its_
                 assert len(ids) == len(set(ids))
                 whole = {handle.file_id for handle in catalog.overlapping(-1000, 1000)}
                 assert whole == {f"f{begin}" for begin in begins}, "a file is missing"
-                assert not disposed & set(found), "disposed of under a reader"
+                assert not disposed & set(found), "disposed of while a reader uses it"
 
     for begin in begins:
         catalog.put(File(f"f{begin}", "0", begin, begin + 1))
