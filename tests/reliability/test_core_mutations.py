@@ -32,7 +32,7 @@ def using_core() -> bool:
 
 @pytest.mark.parametrize("core", [True, False])
 def test_a_key_that_a_giant_slot_lacks(tmp_path, core):
-    """A batch of lookups failed where a slot group in blocks had none of its keys."""
+    """A batch of lookups used to fail if a slot group in blocks had none of its keys."""
     settled = {"storage": "memory://giant", "slots": 1, "items": 20_000, "background": False}
     with using(compiled_core() if core else None), IndexService.open(root=tmp_path / "root", **settled) as index:
         count = 10_000

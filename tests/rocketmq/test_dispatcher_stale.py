@@ -128,7 +128,7 @@ def test_what_is_newer_behind_a_chunk_proves_it(followed, monkeypatch):
     assert all(again[:-2])
 
 
-# what is said of them
+# how the follower reports them
 
 
 @pytest.mark.parametrize("cut", [30, 120])

@@ -69,7 +69,7 @@ def test_segments_that_vanish_between_listing_and_reading(followed, monkeypatch)
     followed.check()
 
 
-# what isn't a store, or can't be read
+# folders that are no store or can't be read
 
 
 def test_an_empty_store_has_nothing_and_is_followed_from_its_first_message(followed):
