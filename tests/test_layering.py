@@ -12,7 +12,7 @@ LAZY = {
     ("config.py", "tiered_index.config_checks"): "pydantic takes half as long to import as the rest of a reader",
     ("kernels.py", "tiered_index.zipped"): "only a package in a zip file needs it",
     ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
-    ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
+    ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
     ("spark/session.py", "tiered_index.spark.datasource.lookup_function"): "the same",
 }

@@ -1,4 +1,4 @@
-"""One encoder makes JSON of all results."""
+"""One encoder writes all results as JSON."""
 
 import json
 from pathlib import Path

@@ -126,7 +126,7 @@ def test_files_of_any_coding_are_read_whole(tmp_path, monkeypatch, encoding, com
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("values", [[f"k{n}" for n in range(500)], [["a", f"k{n}"] for n in range(500)]], ids=type)
 @pytest.mark.parametrize("frames", [0, 1])
-def test_text_of_hadoops_lz4_that_is_coded_by_differences(tmp_path, encoding, version, values, frames):
+def test_delta_encoded_text_in_hadoops_lz4(tmp_path, encoding, version, values, frames):
     """The codec is the old number 5, with Hadoop's frames (Spark's `lz4`) and without them."""
     compress = pa.Codec("lz4_raw").compress
     path = written(tmp_path / "m.parquet", pa.array(values), encoding, compression="lz4", data_page_version=version)

@@ -104,7 +104,7 @@ def test_finishing_waits_for_everything_and_raises_the_problem():
         archiving.finish()
 
 
-def test_a_round_that_ends_in_an_error_loses_no_count():
+def test_a_round_that_ends_in_an_error_keeps_its_count():
     archiver = Archiver((2, StorageUnavailable("down")), 1, (4, CorruptFile("segment", "differs")))
     archiver.go.set()
     with contextlib.closing(Archiving(archiver)) as archiving:

@@ -219,7 +219,7 @@ def test_parquet_takes_timestamps_rows_without_key_and_names_bad_rows(make_messa
     assert all("size" in problem for _, problem in problems)
 
 
-def test_files_that_are_no_source(tmp_path, make_message):
+def test_files_that_are_not_sources(tmp_path, make_message):
     with pytest.raises(InvalidArgument, match="folder"):
         open_source(tmp_path)
     with pytest.raises(InvalidArgument, match="No such file"):
@@ -240,7 +240,7 @@ def test_files_that_are_no_source(tmp_path, make_message):
         open_source(path)
 
 
-def test_the_name_of_a_source_tells_a_grown_file_from_a_changed_one(write_lines, make_message):
+def test_the_name_of_a_source_distinguishes_a_grown_file_from_a_changed_one(write_lines, make_message):
     path = write_lines([make_message(i) for i in range(5)])
     first = source_name(open_source(path), [], restart=False)
     assert str(path) in first

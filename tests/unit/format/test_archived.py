@@ -111,6 +111,6 @@ def test_an_empty_name_is_not_a_store():
     "name",
     ["segments/a/1/x.log", "data/a/00000000000000000007-0123456789abcdef.log", "segments/a/1/7-0123456789abcdef.log"],
 )
-def test_strangers_have_no_epoch(name):
+def test_foreign_names_have_no_epoch(name):
     with pytest.raises(CorruptFile):
         segment_epoch(name)

@@ -168,7 +168,7 @@ def test_a_path_for_a_storage_suggests_a_file_uri(path):
 
 
 def test_typed_settings_are_those_of_the_configuration():
-    assert STUB.read_text() == stub(), "the stub is made by python -m tests.support.settings_stub"
+    assert STUB.read_text() == stub(), "run `python -m tests.support.settings_stub`"
 
 
 def test_prices_are_settings(toml, monkeypatch):
@@ -244,7 +244,7 @@ def test_variables_that_kubernetes_makes_of_services_are_passed_over(monkeypatch
         monkeypatch.delenv(near)
 
 
-def test_the_environment_is_left_alone_where_the_caller_says_so(monkeypatch, tmp_path):
+def test_the_environment_is_ignored_if_the_caller_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("TIERED_INDEX_SLUTS", "1")
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "99")
     monkeypatch.setenv("TIERED_INDEX_S3__REGION", "nowhere")
@@ -288,7 +288,7 @@ def test_a_wrong_positional_argument_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("raised", [True, False])
-def test_the_limit_of_open_files_is_left_alone_where_a_setting_says_so(raised, tmp_path, monkeypatch):
+def test_the_limit_of_open_files_is_unchanged_if_a_setting_says_so(raised, tmp_path, monkeypatch):
     limits = []
     monkeypatch.setattr("resource.getrlimit", lambda which: (16, 32))
     monkeypatch.setattr("resource.setrlimit", lambda which, limit: limits.append(limit))

@@ -399,7 +399,7 @@ def test_what_is_stated_outlives_checkpoints(merging):
     assert life.log().state.expired
 
 
-def test_records_that_say_nothing_of_it_are_as_before(life):
+def test_records_without_expiry_are_as_before(life):
     fill(life, range(5))
     for number in range(1, life.state.number + 1):
         version = 1 if number == 1 else 4

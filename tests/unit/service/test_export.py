@@ -79,7 +79,7 @@ def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, cl
     before = rows(index.export())
     clock.advance(40 * 86400)
     merge_all(storage, clock)
-    assert rows(index.export()) == before, "at the position that the writer knows"
+    assert rows(index.export()) == before, "an export has the log position of the writer"
     with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as beside:
         assert any(handle.place == "uploaded" for handle in beside.files())
         assert rows(beside.export()) == before
@@ -210,7 +210,7 @@ def test_hashes_are_put_unchanged_or_refused(index):
     put(index, range(3))
     (batch,) = index.export()
     assert index.put_batch(batch) == 6
-    assert [item.offset for item in index.query("t", "k1")] == [1], "put twice, one answer"
+    assert [item.offset for item in index.query("t", "k1")] == [1], "two equal puts give one answer"
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     with pytest.raises(InvalidArgument, match="'fingerprint' is missing"):
         index.put_batch({name: values for name, values in columns.items() if name != "fingerprint"})

@@ -286,7 +286,7 @@ def test_entries_folded_though_their_content_differs_are_counted(index):
     assert index.health()["folded_entries"] == 12
 
 
-def test_identity_columns_tell_entries_without_offsets_apart(open_index):
+def test_identity_columns_distinguish_entries_without_offsets(open_index):
     @dataclass(frozen=True, kw_only=True)
     class Event(KeyedIndexItem):
         event: int = column(">i8", identity=True)

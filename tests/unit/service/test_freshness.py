@@ -203,7 +203,7 @@ def test_a_file_without_statistics_is_counted_as_such(open_index, storage):
     assert both == TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
 
 
-def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(index, storage, clock):
+def test_topics_of_a_damaged_file_are_partial_if_allowed(index, storage, clock):
     publish(index, 1)
     publish(index, 5)
     lost = max(index.log_state.objects)

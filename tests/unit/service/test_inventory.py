@@ -69,7 +69,7 @@ def test_archived_segments_are_a_row(now, open_index):
     assert row["usd_a_month"] == pytest.approx(segment.object_bytes / 2**30)
 
 
-def test_an_index_of_nothing_has_no_row(index):
+def test_an_empty_index_has_no_row(index):
     assert len(index.du()) == len(index.files_table()) == 0
     assert index.du().column_names[:3] == ["topic", "day", "state"]
 

@@ -236,7 +236,7 @@ def test_a_listing_that_repeats_or_lacks_records_makes_none_of_them_old(log, sto
 
 
 @pytest.mark.parametrize("error", [lambda text: CorruptFile("db", text), InvalidArgument])
-def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_is(log, storage, clock, error):
+def test_any_error_of_the_put_of_a_record_leaves_its_outcome_unknown(log, storage, clock, error):
     """Callers delete their uploads only if an error says that the record does not exist."""
     faulty = FaultStorage(storage)
     other = StorageLog(faulty, clock)

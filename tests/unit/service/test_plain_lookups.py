@@ -69,7 +69,7 @@ ASKED = [
 ]
 
 
-def test_whatever_is_asked_for_is_answered_or_refused_as_by_the_reference(index):
+def test_each_lookup_is_answered_or_refused_as_by_the_reference(index):
     core = compiled_core()
     for arguments in ASKED:
         with using(core):

@@ -53,7 +53,7 @@ def test_a_live_file_is_at_most_ten_seconds_behind(life, clock):
     life.fill(range(20, 30))
     clock.advance(9)
     life.flush()
-    assert life.seen() == set(range(20)), "what is seen is whole, and no chain is lost, while more is written"
+    assert life.seen() == set(range(20)), "during writes RocketMQ finds every chain whole"
     clock.advance(1)
     life.flush()  # the flusher also runs if there is nothing to flush
     assert life.seen() == set(range(30))

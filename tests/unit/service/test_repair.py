@@ -225,10 +225,12 @@ def test_the_undamaged_part_of_an_object_is_kept(merging, preset, merged):
         assert [item for item in old if item in answer.items] == list(answer.items)
         if len(answer.items) < len(old):
             missed += 1
-            assert [one.file for one in answer.lost] == [done.missing.file], "never short unsaid"
+            assert [one.file for one in answer.lost] == [done.missing.file], (
+                "a lookup that lacks entries names the lost object"
+            )
     assert missed
     if merged:
-        assert any(not answer.lost for answer in life.index.query_many(keys)), "of other slots nothing is lost"
+        assert any(not answer.lost for answer in life.index.query_many(keys)), "only the damaged slots lose entries"
 
 
 @pytest.mark.parametrize("merged", [False, True])

@@ -32,7 +32,7 @@ def archive(index, data, start=0, store="s", modified_ms=None):
     return index.archive(store, start, len(data), lambda at, length: data[at : at + length], modified_ms)
 
 
-# records
+# Records
 
 
 def a_segment(start, store="s", attempt="a"):
@@ -46,7 +46,7 @@ def test_a_place_is_archived_once(again):
         state.apply(LogRecord(3, "archive", 1, "a", 5, archive=(again,)), "x")
 
 
-# uploads
+# Uploads
 
 
 def test_a_segment_is_uploaded_once(open_index, faulty):
@@ -201,7 +201,7 @@ def test_a_closed_index_archives_nothing(index):
         archive(index, b"x")
 
 
-# faults
+# Faults
 
 
 def sending(index, what):
@@ -386,7 +386,7 @@ def test_the_sweep_of_an_older_epoch_spares_a_newer_upload(open_index, faulty, c
     assert names(faulty) == [newer]
 
 
-# damage
+# Damage
 
 
 def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(index, storage):

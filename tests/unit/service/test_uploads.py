@@ -290,7 +290,7 @@ def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage
             assert len(reader.query("t", "k")) == 1
 
 
-def test_a_reader_that_looks_often_opens_another_history_once_it_meets_its_record(index, storage, clock):
+def test_a_reader_that_looks_often_notices_another_history_by_its_record(index, storage, clock):
     put_and_publish(index, 1)
     with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0.2) as reader:
         number, before = index.log_state.number, {info.name: storage.get(info.name) for info in storage.list()}

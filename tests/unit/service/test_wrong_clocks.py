@@ -157,7 +157,7 @@ def test_a_record_is_read_once_for_all_later_searches(open_ahead, storage, clock
     counted.fail("get", nth=4)
     with pytest.raises(StorageUnavailable):
         gets(0)
-    assert gets(0) == (last + 1 - 3, True), "what was read before an error is kept"
+    assert gets(0) == (last + 1 - 3, True), "records that were read before an error are kept"
 
 
 def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage, clock):
@@ -174,7 +174,7 @@ def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage,
     assert ticket.log_number == index.log_state.number == job.log.state.number
     before = counted.calls("get")
     Job(counted, clock).look()
-    assert counted.calls("get") - before == 2, "a checkpoint and a ticket, no record"
+    assert counted.calls("get") - before == 2, "the job reads a checkpoint and a ticket, and no record"
 
 
 TICK_MS = 20
@@ -289,7 +289,7 @@ def test_an_object_that_waited_for_the_log_is_sent_again(index, sneaks, storage,
     (old,) = names_below(storage, what)
     clock.advance(MAX_AGE_S - 1)
     fails(act, sneaks)
-    assert names_below(storage, what) == [old], "it may still be named"
+    assert names_below(storage, what) == [old], "a record may still name it"
     clock.advance(1)
     swept = []
     sneaks.before = lambda: swept.extend(sweep())

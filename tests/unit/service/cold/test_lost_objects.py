@@ -83,7 +83,7 @@ def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(made,
     assert result.explain.requests == FILES + 1
 
 
-def test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so(made, reader, ask):
+def test_a_file_that_a_record_removed_causes_one_more_pass(made, reader, ask):
     gone, lost = made.stored[2:4], made.stored[5:8]
     remove(made, gone)
     lose(made, lost)

@@ -72,7 +72,7 @@ def test_sixteen_threads_have_the_right_answers(made):
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
-def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made, threads):
+def test_the_number_of_concurrent_ranges_equals_the_bound(made, threads):
     """Each range waits for as many as the bound allows. If fewer ran, a broken barrier would end the test."""
     with made.reader(query_threads=threads, block_cache_bytes=0) as reader:
         reader.query("t", "all")

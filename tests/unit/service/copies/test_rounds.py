@@ -145,7 +145,7 @@ def _follow(life, rng):
         assert same(state, life.state)
         left = {i.name for i in target.list()} & set(report.removed)
         if step != "sweep":
-            assert left == set(report.removed), "readers of the copy may be at work"
+            assert left == set(report.removed), "running readers of the copy may need them"
     life.clock.advance(3 * DAY_S)
     made.sweep(DAY_S)
     named = {*life.state.objects, *life.state.archive}

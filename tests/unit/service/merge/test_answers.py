@@ -295,7 +295,7 @@ def test_one_source_without_a_topic_table(merging, monkeypatch, preset):
         cold.close()
 
 
-def test_topics_of_one_hash_answer_for_each_other_where_no_table_tells_them_apart(merging, monkeypatch):
+def test_topics_of_one_hash_share_answers_if_no_table_distinguishes_them(merging, monkeypatch):
     life = merging(preset="rocketmq")
     for hour, topic in enumerate(COLLIDING):
         life.put([(BASE_MS + hour * HOUR_MS, "k")], topic)

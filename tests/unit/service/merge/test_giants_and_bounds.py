@@ -138,7 +138,7 @@ def test_pieces_of_many_small_files_are_as_small(merging):
     merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
     assert sum(pieces) == 1200
     assert max(pieces) <= 2 * PIECE and len(pieces) >= 5
-    assert all(len(parts) == 1 for parts in parts_of(life)), "none was taken for a giant"
+    assert all(len(parts) == 1 for parts in parts_of(life)), "no slot counts as giant"
 
 
 def test_shards_are_cut_by_slots_and_each_holds_its_own(life, monkeypatch):

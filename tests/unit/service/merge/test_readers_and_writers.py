@@ -20,7 +20,7 @@ def run_all(life, job):
     return [run_task(task, life.storage, life.clock.now_ms()) for task in job.tasks]
 
 
-def test_lookups_cost_a_request_a_window_however_many_files_there_were(merging):
+def test_a_lookup_after_a_merge_costs_a_request_per_window(merging):
     costs = []
     for files in (2, 4):
         life = merging()
@@ -152,7 +152,7 @@ def test_an_overtaken_merge_plans_again_and_leaves_nothing(life):
     report = merge(life.storage, log, life.clock, life.options(), run_tasks=overtake)
     assert (others, report.jobs) == ([2], 0)
     names = {info.name for info in life.storage.list("data/")}
-    assert len(names) == 6 + 2, "what the overtaken one had uploaded is gone"
+    assert len(names) == 6 + 2, "the overtaken merge deletes its uploads"
     life.check()
 
 
@@ -198,7 +198,7 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
     for days in (0, 0.9):
         life.later(days)
         young = find_orphans(life.storage, life.log())
-        assert (young.objects, young.uploads) == ((), ()), "all of it is young, or was removed just now"
+        assert (young.objects, young.uploads) == ((), ()), "all objects are young, or were just removed"
         delete_orphans(life.storage, young)
     assert life.storage.upload_part(half, 1, b"x").size_bytes == 1
     assert find_orphans(life.storage, life.log(), older_than_s=3600).uploads == (half,)
@@ -212,7 +212,7 @@ def test_orphans_are_what_nobody_names_and_old_enough(life):
     life.check()
 
 
-def test_a_position_that_only_a_merged_local_copy_says_survives_a_crash(merging):
+def test_a_position_that_only_a_merged_local_copy_has_survives_a_crash(merging):
     """While a quarantined entry waits, the log gets no positions.
 
     So the local copies have them, even of merged files.

@@ -54,7 +54,7 @@ def test_logs_are_read_side_by_side(cluster, opened, clock, how):
 
 
 @pytest.mark.parametrize("how", ["due", "asked"])
-def test_no_more_logs_are_read_at_once_than_may(cluster, opened, clock, how):
+def test_the_number_of_concurrent_log_reads_is_bounded(cluster, opened, clock, how):
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10, query_threads=2) as reader:
         hangs = [of(opened, uri).hang("list", name_prefix=LOG) for uri in reader.sources]
         clock.advance(11)
@@ -100,7 +100,7 @@ def test_a_refresh_that_a_budget_cuts_short_is_tried_once_a_lookup(cluster, cloc
         assert sorted(map(id, tried)) == sorted(map(id, reader._views))
 
 
-def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster, opened):
+def test_an_explicit_refresh_reads_all_logs_and_raises_the_first_error(cluster, opened):
     with cluster.reader() as reader:
         for uri in cluster.uris:
             cluster.add(uri, rows(63, 30, seconds=9))

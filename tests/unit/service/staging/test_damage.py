@@ -55,7 +55,7 @@ def test_a_damaged_local_copy_of_a_published_file_is_dropped(
     index.run_lifecycle()
     assert index.log_state.positions == {"log": 4}
     assert not list((tmp_path / "root" / "unsealed").glob(f"{file.file_id}*"))
-    assert merged or not staged(storage), "what was merged away before the start is for `orphans`"
+    assert merged or not staged(storage), "only `orphans` deletes staged objects of files that were merged before"
     holds(storage, clock, 1, 2, 3, 4)
 
 

@@ -80,7 +80,7 @@ def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(o
         before = faulty.calls("get")
         assert Job(faulty, clock).look().left
         costs.append(faulty.calls("get") - before)
-    assert costs == [2, 2, 2], "a checkpoint and the ticket"
+    assert costs == [2, 2, 2], "the job reads a checkpoint and the ticket"
     assert not find_orphans(storage, log).objects
     clock.advance(86_401)
     before = faulty.calls("get")

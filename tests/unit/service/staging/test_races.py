@@ -89,7 +89,7 @@ def test_a_job_that_takes_the_very_log_number_wins(open_spark, storage, clock, m
 
 
 @pytest.mark.parametrize("when", ["staged", "compacted", "restarted"])
-def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spark, stage, faulty, storage, clock, when):
+def test_a_published_and_merged_file_is_not_published_again(open_spark, stage, faulty, storage, clock, when):
     index = stage(1, 2)
     late = Job(storage, clock).look().compact()
     if when == "compacted":

@@ -97,7 +97,7 @@ def test_a_restart_renews_tickets_and_keeps_their_time(open_spark, stage, faulty
     index.run_lifecycle()
     names = staged(storage)
     assert entries in names and len(names) == 2
-    assert faulty.calls("put") - puts <= 2, "a ticket, and no entries"
+    assert faulty.calls("put") - puts <= 2, "the restart sends a ticket, and no entries"
     job = Job(storage, clock).look()
     assert [ticket.epoch for ticket in job.tickets] == [2] and not job.reasons
     clock.advance(300)
@@ -229,7 +229,7 @@ def test_the_cost_of_a_small_file_beyond_the_local_path(open_spark, clock):
     assert set(more) <= {"put", "head", "delete", "get", "get_range", "get_suffix"}
 
 
-def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage, clock):
+def test_one_record_adds_many_files_and_a_merge_makes_tables(open_spark, storage, clock):
     index = open_spark(local_keep_s=0)
     for start in (0, 10, 20):
         fill(index, *range(start, start + 5))
@@ -237,7 +237,7 @@ def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage,
     before = index.log_state.number
     assert len(Job(storage, clock).run()) == 3
     assert index.run_lifecycle().adopted == 3
-    assert index.log_state.number == before + 2, "the job's record, and one of positions"
+    assert index.log_state.number == before + 2, "the records are the job's and one of positions"
     assert index.log_state.positions == {"log": 24}
     merge_all(storage, clock)
     index.run_lifecycle()
