@@ -2,8 +2,8 @@
 
     python broker.py FOLDER
 
-Commands on stdin, one a line: `put TOPIC KEY BODY`, `find TOPIC KEY`, `quit`. Each reply is one line on stdout. A `put`
-is acknowledged once the log has it on disk. After a crash the index continues at its durable position.
+Commands on stdin, one per line: `put TOPIC KEY BODY`, `find TOPIC KEY`, `quit`. Each reply is one line on stdout. A
+`put` is acknowledged once the log has it on disk. After a crash the index continues at its durable position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCE = "log"
 
 
 class Broker:
-    """One log and its index. Threads: any; a lock puts appends, and so the puts of this one source, in order."""
+    """One log and its index. Threads: any. A lock puts appends, and so the puts of this one source, in order."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ class Broker:
         self._lock = threading.Lock()
         self._end = self._cut_torn_tail()
         self._lines = open(folder / "log", "rb")  # noqa: SIM115 - closed by `close`
-        # settings come from these arguments alone, not from the environment of the process
+        # settings come only from these arguments, not from the environment of the process
         self.index = IndexService.open(
             root=folder / "index",
             storage=f"file://{folder.absolute() / 'cold'}",
@@ -56,12 +56,12 @@ class Broker:
         return offset
 
     def find(self, topic: str, key: str) -> list[str]:
-        """Return the bodies of the messages with a key, newest first. Raises where the answer is not complete."""
+        """Return the bodies of the messages with a key, newest first. Raises an error if the answer is not complete."""
         bodies = []
         for page in self.index.query_all(topic, key):
             for entry in page:
                 record = json.loads(os.pread(self._descriptor, entry.size, entry.offset))
-                # two keys may have one hash: the message itself decides
+                # two keys may have one hash, so this compares the message's key
                 if (record["topic"], record["key"]) == (topic, key):
                     bodies.append(record["body"])
         return bodies
@@ -73,7 +73,7 @@ class Broker:
         os.close(self._descriptor)
 
     def _index_log(self) -> None:
-        """Put the lines behind the indexed part of the log. Where the index pushes back, the next call continues."""
+        """Put the lines after the indexed part of the log. If the index refuses them, the next call continues."""
         self._lines.seek(self._indexed)
         while self._indexed < self._end:
             line = self._lines.readline()
@@ -86,7 +86,7 @@ class Broker:
             self._indexed = behind
 
     def _cut_torn_tail(self) -> int:
-        """Cut half a line that a crash left at the end of the log, and return where the log ends."""
+        """Cut half a line that a crash left at the end of the log, and return the log's end."""
         size = os.fstat(self._descriptor).st_size
         whole = os.pread(self._descriptor, size, 0).rfind(b"\n") + 1
         os.ftruncate(self._descriptor, whole)

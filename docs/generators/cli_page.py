@@ -16,7 +16,7 @@ from tiered_index.cli.main import LateCommand, app
 
 __all__ = ["commands"]
 
-# an option of so many commands, with the same help, is shown once
+# an option that this many commands share, with the same help, appears once
 _COMMON = 8
 _NAMES = {int: "N", float: "N", str: "TEXT", Path: "PATH"}
 _EXAMPLES = "[bold]Examples[/bold]"

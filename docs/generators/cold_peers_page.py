@@ -1,5 +1,7 @@
-"""Rewrites the measured parts of docs/comparison.md on object storage out of a document of
-`python -m tests.benchmarks cold-peers`; called by its `--page`.
+"""Rewrites the measured parts of docs/comparison.md on object storage, from a document of `python -m tests.benchmarks
+cold-peers`.
+
+The option `--page` of that program calls it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def life_cycle() -> str:
 
 
 def architecture() -> str:
-    """Return the layers of docs/architecture.md from top to bottom. An arrow leads to a layer that one imports."""
+    """Return the layers of docs/architecture.md from top to bottom. An arrow leads to an imported layer."""
     found = {
         name: (below.split(), text) for name, below, text in _LAYER.findall((DOCS / "architecture.md").read_text())
     }

@@ -12,7 +12,7 @@ from tiered_index.server.app import OPENAPI
 __all__ = ["objects", "routes"]
 
 _DESCRIPTION = json.loads(OPENAPI.read_bytes())
-# an answer, or a parameter, of so many routes is shown once
+# an answer or a parameter that this many routes share appears once
 _COMMON, _SHARED = 8, 4
 _PARAMETER = ("parameter", "in", "type", "default", "meaning")
 
@@ -126,7 +126,7 @@ def _shown(default: Any) -> str:
 
 
 def _or_null(schema: dict[str, Any]) -> str:
-    """Return what is left out of the type of a member that may be null."""
+    """Return the addition to the type of a member that may be null."""
     return " or null" if {"type": "null"} in schema.get("anyOf", ()) else ""
 
 

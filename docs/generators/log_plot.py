@@ -1,4 +1,4 @@
-"""Small multiples with logarithmic axes, as one SVG: a panel a figure, a line a name, one legend. Pure."""
+"""Small multiples with logarithmic axes, as one SVG: a panel per figure, a line per name, one legend. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LEGEND = 30
 
 
 class Panel(NamedTuple):
-    """A title, and (x, y) points by name, in order of x; a y of 0 or less has no place on the axis and is left out."""
+    """A title, and (x, y) points by name, in order of x. A y of 0 or less has no place on the axis and is left out."""
 
     title: str
     lines: dict[str, list[tuple[float, float]]]
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """Return the picture; the first line's colour stands out."""
+    """Return the picture. The first line has the strongest colour."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     colours = {name: _COLOURS[at % len(_COLOURS)] for at, name in enumerate(names)}
     width = _ACROSS * (_WIDTH + _LEFT) + 20

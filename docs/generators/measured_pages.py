@@ -1,5 +1,5 @@
-"""Putting measured tables into pages: what stands between ``<!-- measured: NAME -->`` and the next ``<!-- end -->`` is
-replaced.
+"""Puts measured tables into pages. It replaces the text between ``<!-- measured: NAME -->`` and the next ``<!-- end
+-->``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def table_rows(document: dict[str, Any], start: str) -> list[list[Any]]:
-    """Return the rows of the one table of a bench document whose title starts so."""
+    """Return the rows of the one table of a bench document whose title starts with this text."""
     (table,) = [table for table in document["tables"] if table["title"].startswith(start)]
     return list(table["rows"])
 
 
 def number(value: Any) -> str:
-    """Return a number as tables show it: three figures, or whole; texts as they are."""
+    """Return a number as tables show it: three figures, or whole; texts unchanged."""
     if value is None:
         return ""
     if not isinstance(value, int | float):
@@ -38,7 +38,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def about(machine: dict[str, Any]) -> str:
-    """Return what a measurement was taken on."""
+    """Return the machine and the setting of a measurement."""
     return (
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, load average "
         f"{machine['load_average']} at the start"
@@ -46,13 +46,13 @@ def about(machine: dict[str, Any]) -> str:
 
 
 def shown(text: str, name: str) -> str:
-    """Return what a page shows under a name."""
+    """Return the text of a page under a name."""
     rest = text.split(f"<!-- measured: {name} -->\n")[1]
     return rest[: rest.index("<!-- end -->")]
 
 
 def rewrite(page: Path, parts: Mapping[str, str]) -> None:
-    """Replace the parts of a page by their names. Raises `ValueError` for one that the page has not, or twice."""
+    """Replace the parts of a page by their names. Raises `ValueError` for one that the page lacks or has twice."""
     text = page.read_text()
     for name, part in parts.items():
         mark = re.escape(f"<!-- measured: {name} -->\n")

@@ -1,5 +1,7 @@
-"""Rewrites the measured parts of docs/comparison.md, and its plots, out of a document of
-`python -m tests.benchmarks.peers`; called by its `--page`.
+"""Rewrites the measured parts of docs/comparison.md, and its plots, from a document of `python -m
+tests.benchmarks.peers`.
+
+The option `--page` of that program calls it.
 """
 
 from __future__ import annotations

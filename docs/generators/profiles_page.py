@@ -1,4 +1,6 @@
-"""Writes documents of `python -m tests.benchmarks.profiles` into docs/performance.md; called by its `--page`."""
+"""Writes documents of `python -m tests.benchmarks.profiles` into docs/performance.md. The option `--page` of that
+program calls it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from docs.generators.measured_pages import ROOT, about, markdown, number, rewrit
 __all__ = ["PAGE", "rewrite_page"]
 
 PAGE = ROOT / "docs" / "performance.md"
-# a part smaller than this is not told
+# smaller parts are left out
 _LEAST = 0.03
 
 

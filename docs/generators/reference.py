@@ -27,7 +27,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def rewritten(page: str) -> str:
-    """Return the text of a page of docs/ with its parts as the code has them now."""
+    """Return the text of a page of docs/ with the present parts."""
     text = (DOCS / page).read_text()
     for name, part in PARTS[page].items():
         mark = re.escape(f"<!-- generated: {name} -->\n")

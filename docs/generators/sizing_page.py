@@ -2,7 +2,7 @@
 
     python -m docs.generators.sizing_page        computes the tables again after you changed an input
 
-Pure but for `main`. Every input is a row ``| name | value | unit | from |`` of the page's tables of inputs.
+Pure except for `main`. Every input is a row ``| name | value | unit | from |`` of the page's tables of inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Inputs = Mapping[str, float]
 _ROW = re.compile(r"^\| ([A-Za-z][^|]*?) \| ([0-9][0-9,.]*) \| [^|]* \| [^|]+ \|$", re.MULTILINE)
 _HOUR_S = 3600
 _GIB, _MIB = 2**30, 2**20
-# Of an entry before it is packed, by which shards and slot groups are cut
+# Bytes of an entry before packing. Shards and slot groups are cut by this size
 _PLAIN_BYTES = 32
 _TIER_1_GIB, _TIER_2_GIB = 50 * 1024, 450 * 1024
 
@@ -38,7 +38,7 @@ def inputs_of(page: str) -> dict[str, float]:
 
 
 def sizing(given: Inputs, messages: float) -> dict[str, float]:
-    """Return what a year of so many messages takes, by the names that the page shows."""
+    """Return the needs of a year with this many messages, by the names on the page."""
     entries = messages * given["keys a message"]
     stored = entries * given["bytes an entry"]
     windows = math.ceil(365 / given["days a window, merged"])
@@ -49,8 +49,8 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     build_h = entries / given["build"] / _HOUR_S
     merge_h = entries / given["merge"] / _HOUR_S
     puts = 2 * math.ceil(stored / part) + 2 * (day_shards + objects)
-    # a range of each day's table a piece, two directories a shard (its neighbours' tasks share it), a HEAD after each
-    # upload
+    # one range of each day's table per piece, two directories per shard (its neighbours' tasks share it), one HEAD
+    # after each upload
     ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
     gets = ranges + 2 * day_shards + (day_shards + objects)
     writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
@@ -61,7 +61,7 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
         + max(0.0, gib - _TIER_1_GIB - _TIER_2_GIB) * given["storage, above"]
     )
     compute_usd = (build_h + merge_h) * given["executor hour"]
-    # windows that are over, and days of the one that is not: between none and all of them
+    # windows that are over, and days of the present one: between none and all of them
     year_gets = 365 // given["days a window, merged"] + given["days a window, merged"] / 2
     return {
         "entries a year": entries,

@@ -2,8 +2,8 @@
 
     python -m docs.generators.spark_page DOCUMENT.json ...
 
-Each document is of one run, of suite `spark` or `spark-lookup`, without `--scale` or with it. Figures that no document
-has stay.
+Each document is of one run, of suite `spark` or `spark-lookup`, without `--scale` or with it. Figures that are in no
+document stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _figures(document: dict[str, Any]) -> dict[str, float]:
 
 
 def spent(document: dict[str, Any]) -> str:
-    """Return the CPU seconds of every job, by where it ran, and of the same work by one process."""
+    """Return the CPU seconds of every job, by its master, and of the same work in one process."""
     parts = []
     for table in document["tables"]:
         if table["title"].startswith("CPU seconds"):
@@ -34,7 +34,7 @@ def spent(document: dict[str, Any]) -> str:
 
 
 def year(document: dict[str, Any]) -> str:
-    """Return GETs a lookup of hourly files, before and after merges."""
+    """Return GETs per lookup of hourly files, before and after merges."""
     (table,) = [table for table in document["tables"] if table["title"].startswith("GETs per lookup")]
     return f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}"
 
@@ -49,14 +49,14 @@ def memory(document: dict[str, Any]) -> str:
 
 
 def bulk(document: dict[str, Any]) -> str:
-    """Return what bulk lookups read and took, by how many keys were asked of what."""
+    """Return the bytes read and the memory of bulk lookups, by the number of keys and of entries."""
     tables = document["tables"]
     shown = "\n".join(f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}" for table in tables)
     return f"{about(document['machine'])}; {shown}"
 
 
 def write(document: dict[str, Any]) -> None:
-    """Rewrite the pages that show what a document has."""
+    """Rewrite the pages that show the document's figures."""
     if document["tables"][0]["suite"] == "spark-lookup":
         rewrite(_PAGE, {"spark-lookup scale": bulk(document)})
     elif document["tables"][0]["title"].startswith("peak memory"):

@@ -1,1 +1,1 @@
-"""`make demo`: the main job, start to end, with two crashes on the way."""
+"""`make demo`: the main job, from start to end, with two crashes on the way."""

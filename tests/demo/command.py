@@ -1,7 +1,7 @@
 """`python -m tests.demo`: a live store of two million messages through all states, two crashes, every answer checked.
 
-The stages are one method each. A broker's process writes the stream into a store; the ingesting process follows it and
-dies twice; the newest part goes through the states in this process. One thread beside the engine's own.
+Each stage is one method. A broker's process writes the stream into a store. The ingesting process follows it and is
+killed twice. The newest part passes through the states in this process. One thread runs beside the engine's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TAIL_SHARE = 0.05
 _FILES = 9
 _MAX_ITEMS = 1 << 18
 _ITEM_BYTES, _SLOT_BYTES = 32, 8
-# More than one part of 5 MiB, so that there is an upload to be killed in the middle of.
+# More than one part of 5 MiB, so that a kill can interrupt an upload.
 _OBJECT_BYTES = 6 << 20
 _FIRST_KILL_FILES = _FILES // 2
 _PATIENCE_S = 60.0
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 def geometry_of(entries: int) -> Layout:
-    """Return a geometry that gives some nine files, each an object of 6 to 10 MiB."""
+    """Return a geometry with about nine files, each an object of 6 to 10 MiB."""
     items = min(_MAX_ITEMS, max(2, entries // _FILES))
     slots = max(items // 4, (_OBJECT_BYTES - _ITEM_BYTES * items) // _SLOT_BYTES)
     return Layout(NATIVE, NATIVE.schema, slots, items)
@@ -68,9 +68,9 @@ _KEPT_SHARE = 0.5
 
 
 def end_lives(config: IndexConfig, workload: Workload, topic: str, key: str, expected: int) -> dict[str, Any]:
-    """Plan retention over the older half of the time, and erase a key that has `expected` answers; check both.
+    """Plan retention of the older half of the time, and erase a key that has `expected` answers; check both.
 
-    Return what both said; `wrong` says where that is not so.
+    Return both results; `wrong` has their faults.
     """
     clock, wrong = SystemClock(), []
     first_ms, last_ms = int(workload.timestamp_ms.min()), int(workload.timestamp_ms.max())
@@ -132,7 +132,7 @@ class Stages:
         self.say(f"{len(workload):,} messages ({late:,} of them late), {workload.entries:,} entries, {days:.1f} days")
 
     def follow_and_die(self) -> None:
-        """Run the ingesting process three times: killed while it writes, killed in an upload, to the log's end."""
+        """Run the ingesting process three times: killed during writes, killed in an upload, and to the log's end."""
         assert self.config.root is not None and self.config.storage is not None
         geometry = geometry_of(self.workload.entries)
         follower = Follower(self.store, self.config.root, self.config.storage, geometry, self.config_file)
@@ -141,7 +141,7 @@ class Stages:
         kills: list[dict[str, Any]] = []
 
         def over() -> bool:
-            """Return whether all is written, taken and uploaded."""
+            """Return whether all messages are written, indexed and uploaded."""
             written = store.log_end()
             taken = written is not None and written.offset >= end and follower.files_begun() >= _FILES - 1
             return taken and follower.is_idle()
@@ -199,7 +199,7 @@ class Stages:
             self.figures["upload_bytes"] = sum(o.size_bytes for o in index.log_state.objects.values())
 
     def read_without_state(self) -> Census:
-        """Look keys up by a reader that has nothing but the storage's URI, then count every entry in the storage."""
+        """Look keys up by a reader that has only the storage's URI, then count every entry in the storage."""
         lookups = lookups_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 1)
         with IndexReader.open(config=self.config.changed(root=None)) as reader:
             self._check("storage only, first", reader, lookups[:1])
@@ -209,7 +209,7 @@ class Stages:
         return census
 
     def expire_and_erase(self) -> None:
-        """Show what a retention rule would remove, erase the rarest key that is looked up, and look up the others."""
+        """Show the entries that a retention rule would remove, erase the rarest of the keys, and look up the others."""
         lookups = lookups_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 2)
         counts = {(one.topic, one.key): len(self.checks.reference.answer(one.topic, one.key)) for one in lookups}
         (topic, key), expected = min(((pair, n) for pair, n in counts.items() if n), key=lambda found: found[1])
@@ -241,7 +241,7 @@ class Stages:
         return follower.entries
 
     def _check(self, place: str, index: IndexService | IndexReader, lookups: list[Lookup], page: int = 0) -> None:
-        """Make the lookups, and with a `page` that of the most frequent key, page by page."""
+        """Run the lookups. With a `page`, read the answers of the most frequent key page by page."""
         files = dict(Counter(handle.place for handle in index.files()))
         hottest = Lookup(topic=TOPICS[0], key=self.workload.keys[0], max_count=page) if page else None
         measured = self.checks.check(place, files, index.query, lookups, paged=hottest)
@@ -340,7 +340,7 @@ def demo(
 
 @dataclass(frozen=True)
 class Place:
-    """Where the demo's index lies: `label` for people, `environment` what its clients need."""
+    """The place of the demo's index: `label` for people, `environment` with the variables of its clients."""
 
     uri: str
     label: str
@@ -349,7 +349,7 @@ class Place:
 
 @contextlib.contextmanager
 def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
-    """Yield `storage` with a fresh prefix below it, else an embedded S3 server, else a folder."""
+    """Yield `storage` with a new prefix below it, else an embedded S3 server, else a folder."""
     if storage is not None:
         if storage.startswith("memory://"):
             raise ConfigError("memory:// lives in one process; the demo's writer is another one")

@@ -1,8 +1,9 @@
-"""`python -m tests.demo.kafka`: topics of Kafka into an index and its archive, a follower that is killed, and records
-found again, also once the broker has deleted them.
+"""`python -m tests.demo.kafka`: follow topics of Kafka into an index and its archive, kill the follower, and find all
+records again.
 
-librdkafka's mock cluster is the broker. Each record has a key (a customer), a header (a trace) and JSON (an order): all
-three are keys of the index. Every record is looked up by its trace afterwards.
+They are also found once the broker has deleted them. librdkafka's mock cluster is the broker. Each record has a key (a
+customer), a header (a trace) and JSON (an order). All three are keys of the index. Every record is looked up by its
+trace afterwards.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Stages:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def follow_and_die(self) -> None:
-        """Follow while records arrive; kill the follower; give the same command again, to the end of the topics."""
+        """Follow while records arrive, kill the follower, and run the same command again, to the end of the topics."""
         half = self.records // 2
         produce(self.cluster.servers, 0, half)
         self.say(f"{half:,} records in {len(TOPICS)} topics of {PARTITIONS} partitions; the follower begins")
@@ -134,7 +135,7 @@ class Stages:
         )
 
     def delete_and_show(self) -> None:
-        """Delete every record at the broker, and show records of each partition out of the archive."""
+        """Delete every record at the broker, and show records of each partition from the archive."""
         consumer = open_consumer(self.cluster.servers, {"log_level": "0"})
         left = 0
         for topic in TOPICS:

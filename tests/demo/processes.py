@@ -1,7 +1,7 @@
 """The demo's two processes: a broker that writes the stream, and `tiered-index ingest --follow`, which is killed.
 
-The broker writes everything up to the tail into a RocketMQ store, says so, waits for a word and writes the tail. Where
-each message must lie is computed here from the lengths alone. One thread.
+The broker writes everything up to the tail into a RocketMQ store, prints a line, waits for one and writes the tail.
+This module computes each message's place from the lengths alone. One thread uses it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1
 from tiered_index.storage.base import Storage
 
 _POLL_S = 0.002
-# What a stopped process has sent already may still be carried out: how long that is waited for.
+# The storage may still execute requests that a stopped process has sent: the length of the wait for them.
 _IN_FLIGHT_S = 0.05
 _LIMIT_S = 300.0
 _HOLD_S = 60.0
 
 
 class ProcessFailed(TieredIndexError):
-    """A process of the demo ended with an error of its own."""
+    """A process of the demo ended with its own error."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class Follower:
-    """How to start the process; its environment is this one's but for the layout of files."""
+    """Starts the process. Its environment is this one's, except for the layout of files."""
 
     source: Path
     root: Path
@@ -59,10 +59,10 @@ class Follower:
     config_file: Path | None = None
 
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool], *, hold_uploads: bool = False) -> bool:
-        """Start it and kill it as soon as `moment` is true; return whether it was killed.
+        """Start it and kill it once `moment` is true; return whether it was killed.
 
-        It is stopped first: its upload can't end meanwhile. With `hold_uploads` no upload ends for a minute, so that a
-        busy machine has the time to see one. Once `over` is true the process is ended in good order.
+        Before the kill it is stopped, so that its upload can't end meanwhile. With `hold_uploads` no upload ends for a
+        minute, so that a busy machine has the time to see one. Once `over` is true, the process ends without a kill.
         """
         with self._started(*self._ingest(), hold_uploads=hold_uploads) as process:
             deadline, asked = time.monotonic() + _LIMIT_S, False
@@ -85,7 +85,7 @@ class Follower:
         return False
 
     def finish(self, position: int) -> dict[str, Any]:
-        """Let it follow the store up to a position and upload everything; return the last status line it prints."""
+        """Let it follow the store up to a position and upload everything; return its last status line."""
         last: dict[str, Any] = {}
         with self._started(*self._ingest(), "--wait") as process:
             assert process.stdout is not None
@@ -99,12 +99,12 @@ class Follower:
         return last
 
     def is_idle(self) -> bool:
-        """Return whether nothing waits to be compacted or uploaded but the newest unsealed file."""
+        """Return whether no file waits to be compacted or uploaded, except the newest unsealed one."""
         unsealed, compacted = map(self._files, STATES[:2])
         return unsealed <= 1 and not compacted
 
     def files_begun(self) -> int:
-        """Return how many index files the root holds, in whatever state."""
+        """Return the number of index files in the root, in any state."""
         return sum(map(self._files, STATES))
 
     def _files(self, state: str) -> int:
@@ -114,7 +114,7 @@ class Follower:
             return 0
 
     def recover(self) -> dict[str, Any]:
-        """Run `recover`; return what it prints."""
+        """Run `recover`; return its output."""
         with self._started("recover") as process:
             return json.loads(_output(process, "recover"))  # type: ignore[no-any-return]
 
@@ -128,7 +128,7 @@ class Follower:
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         if self.config_file is not None:
             places += ["--config", str(self.config_file)]
-        # with a slot table an object is large enough to be killed in the middle of its upload
+        # with a slot table an object is large enough that a kill can interrupt its upload
         with subprocess.Popen(
             [sys.executable, "-m", "tests.support.plain_files", *arguments, *places],
             stdin=subprocess.DEVNULL,
@@ -145,7 +145,7 @@ class Follower:
 
 
 def _output(process: subprocess.Popen[str], name: str) -> str:
-    """Return what is left of the output, once the process has ended. Raises `ProcessFailed`."""
+    """Return the rest of the output, once the process has ended. Raises `ProcessFailed`."""
     try:
         output, errors = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired as error:
@@ -163,7 +163,7 @@ def upload_under_way(storage: Storage) -> bool:
         return False
 
 
-# Smaller than a broker's 1 GiB, so that the demo's log has several.
+# Smaller than a broker's 1 GiB, so that the demo's log has several segments.
 SEGMENT_BYTES = 64 << 20
 _BODY_BYTES = 64
 _NOTE = "leave it with the neighbours on the left"
@@ -190,7 +190,7 @@ def placed(workload: Workload, segment_bytes: int = SEGMENT_BYTES) -> Workload:
     first, segment = 0, 0
     while first < len(workload):
         before = int(ends[first] - size[first])
-        # a message goes into the segment where a blank fits behind it
+        # a message fits into a segment if a blank fits after it
         last = max(first + 1, int(np.searchsorted(ends, before + segment_bytes - BLANK_BYTES, "right")))
         offset[first:last] = segment + ends[first:last] - size[first:last] - before
         first, segment = last, segment + segment_bytes
@@ -202,19 +202,19 @@ def _body_bytes(workload: Workload) -> Array:
 
 
 class Broker(Child):
-    """The process; it draws the stream of `messages` and `seed` itself."""
+    """The process, which makes the stream of `messages` and `seed` itself."""
 
     def __init__(self, messages: int, seed: int, tail_start: int, store: Path) -> None:
         (store / "commitlog").mkdir(parents=True, exist_ok=True)
         super().__init__("-m", _MODULE, *map(str, (messages, seed, tail_start, store)), stderr=subprocess.PIPE)
 
     def wait_written(self) -> None:
-        """Return when everything before the tail is written. Raises `ProcessFailed`."""
+        """Return once everything before the tail is written. Raises `ProcessFailed`."""
         if self.line() != _WRITTEN:
             self._failed()
 
     def write_tail(self) -> None:
-        """Have the tail written, to its end. Raises `ProcessFailed`."""
+        """Let it write the tail, to its end. Raises `ProcessFailed`."""
         self.asked.close()
         if self.process.wait(_WAIT_S):
             self._failed()
@@ -234,7 +234,7 @@ class Broker(Child):
 
 
 def _body(length: int) -> bytes:
-    """Return a JSON text of so many bytes (of none: nothing)."""
+    """Return a JSON text of this many bytes (nothing for 0)."""
     head, tail = ('{"state":"paid","note":"', '"}') if length > 26 else ('"', '"')
     room = length - len(head) - len(tail)
     return (head + _NOTE[:room] + tail if room >= 0 else "1"[:length]).encode()
@@ -273,7 +273,9 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class ServedDemo:
-    """What is started in `folder`, whose store is followed where it has one already; `layout` is the files'."""
+    """The broker and the service in `folder`. The service follows the store, also an existing one. `layout` is the
+    files'.
+    """
 
     folder: Path
     messages: int
@@ -284,9 +286,9 @@ class ServedDemo:
     config_file: Path | None = None
 
     def run(self, out: Output) -> None:
-        """Start both, say where they listen, and return once the service has ended, by Ctrl-C or SIGTERM.
+        """Start both, print their addresses, and return once Ctrl-C or SIGTERM has ended the service.
 
-        Raises `ConfigError` without the extra 'server', and `ProcessFailed` where a process fails.
+        Raises `ConfigError` without the extra 'server', and `ProcessFailed` if a process fails.
         """
         try:
             from tiered_index.server.tokens import add_token
@@ -297,7 +299,7 @@ class ServedDemo:
         token = add_token(tokens, "demo", "admin", None)
         with contextlib.ExitStack() as stack:
             if not store.exists():
-                # with a tail of nothing it writes all of it in one go
+                # with an empty tail it writes everything at once
                 stack.enter_context(Broker(self.messages, self.seed, self.messages, store))
             ending = stack.enter_context(Ending())
             service = stack.enter_context(self._service(tokens, store))
@@ -327,14 +329,14 @@ class ServedDemo:
 
     def _show_urls(self, out: Output, service: subprocess.Popen[str], token: str) -> None:
         assert service.stdout is not None
-        # the follower tells how far it is, too, before and after
+        # the follower also prints its position, before and after
         urls = next((urls for line in service.stdout if (urls := json.loads(line).get("urls"))), None)
         if urls is None:
             return
         threading.Thread(target=service.stdout.read, daemon=True).start()
         url, rocketmq = urls
         address = rocketmq.rpartition("/")[2]
-        # what follows # is sent to nobody, and the console takes the token out of its address
+        # the text after # is not sent, and the console removes the token from its address
         console = f"{url}/console/#token={token}&search?{_LOOKUP}"
         document = {"status": "serving", "url": url, "console": console, "rocketmq": address, "token": token}
         out.answer(document, streamed=True)

@@ -1,4 +1,4 @@
-"""The demo's broker: its store holds the stream, at the places that were computed without it."""
+"""The demo's broker: its store has the stream, at the places that this process computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's judges: they must see a wrong answer, a lost entry, and one that nobody put."""
+"""The demo's checks: they must find a wrong answer, a lost entry, and an entry that was never put."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The demo, scaled down: a store is followed, both kills happen, nothing is lost, no answer is wrong; on an S3 server
-and on a folder.
+"""The demo with few messages: a store is followed, both kills happen, nothing is lost, no answer is wrong; on an S3
+server and on a folder.
 """
 
 from __future__ import annotations

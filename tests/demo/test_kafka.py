@@ -1,4 +1,4 @@
-"""The demo of Kafka, scaled down: the kill happens, no record is lost, no answer is wrong."""
+"""The demo of Kafka with few records: the kill happens, no record is lost, no answer is wrong."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""A synthetic stream of messages like a shop's (Zipf keys, daily rhythm, several topics and queues, late messages), the
-answers that lookups over it must give, and the checks that an index holds it: every entry and nothing else.
+"""A synthetic stream of messages like a shop's, the right answers of lookups over it, and checks of an index of it.
 
-Everything follows from the seed. Times rise but for the late ones, whose store time lies up to hours before their
-neighbours'. Offsets count by topic and queue. A message carries one key of the Zipf family, every fifth one a
-customer's key beside it. Memory: about 100 bytes a message. Immutable once made; share it between threads freely.
-Entries are compared by topic, queue, offset, hash and fingerprint of the key, as sorted arrays, with the engine's own
-hashes; the lookups show that those are right. Memory: 16 bytes an entry, several times.
+The stream has Zipf keys, a daily rhythm, several topics and queues, and late messages. Everything follows from the
+seed. Times rise, except those of late messages, whose store time is up to hours before their neighbours'. Offsets count
+by topic and queue. A message has one key of the Zipf family, and every fifth one also a customer's key. Memory: about
+100 bytes per message. A stream never changes, so threads may share it.
+
+The checks prove that an index has every entry and nothing else. They compare entries by topic, queue, offset, hash and
+fingerprint of the key, as sorted arrays, with the engine's own hashes. The lookups show that those are right. Memory:
+16 bytes per entry, several times.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Workload:
 
     @classmethod
     def generate(cls, messages: int, *, seed: int = 1) -> Workload:
-        """Return `messages` messages over three days. Key 0 is the most frequent one."""
+        """Return `messages` messages of three days. Key 0 is the most frequent one."""
         rng = np.random.default_rng(seed)
         topic = rng.choice(len(TOPICS), messages, p=_TOPIC_SHARES).astype(np.int8)
         queue_id = rng.integers(0, QUEUES, messages, dtype=np.int32)
@@ -93,15 +95,15 @@ class Workload:
 
     @property
     def entries(self) -> int:
-        """How many entries the messages make."""
+        """The number of entries of the messages."""
         return len(self.entry_key)
 
 
 def _times(rng: np.random.Generator, count: int) -> Array:
-    """Return rising times whose rate swings by the day between a fifth and nearly twice the mean."""
+    """Return rising times. Their rate changes over the day, between a fifth and nearly twice the mean."""
     span_ms = _DAYS * _DAY_MS
     even = np.sort(rng.random(count))
-    # t + a sin(t) rises where a < 1, and its derivative is the inverse of the rate
+    # t + a sin(t) rises if a < 1, and its derivative is the inverse of the rate
     turns = 2 * np.pi * _DAYS
     return (BEGIN_MS + span_ms * (even + 0.8 * np.sin(turns * even) / turns)).astype(np.int64)
 
@@ -128,10 +130,10 @@ Answer = list[tuple[int, int, int, int]]
 
 
 class ReferenceAnswers:
-    """What every lookup over a `Workload`, put whole, must answer: `ReferenceModel` in sorted arrays.
+    """The right answers of every lookup over a whole `Workload`: `ReferenceModel` in sorted arrays.
 
-    Entries are sorted once by (topic, key) and answer order; an answer is a slice of that. Nothing of the engine is
-    used. Memory: some 60 bytes an entry. Immutable; any thread.
+    Entries are sorted once by (topic, key) and answer order. An answer is a slice of that. The code uses nothing of the
+    engine. Memory: about 60 bytes per entry. Immutable; any thread.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -146,7 +148,9 @@ class ReferenceAnswers:
         self._queue, self._offset, self._size = workload.queue_id[of], workload.offset[of], workload.size[of]
 
     def answer(self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None) -> Answer:
-        """Return every answer; bounds are inclusive and compared by whole seconds. An unknown topic or key has none."""
+        """Return every answer. Bounds are inclusive and compared by whole seconds. An unknown topic or key has no
+        answers.
+        """
         if topic not in self._topics or key not in self._keys:
             return []
         group = self._topics[topic] * len(self._keys) + self._keys[key]
@@ -167,7 +171,7 @@ _OFFSET_BITS = 48
 
 @dataclass(frozen=True)
 class Census:
-    """Entries in objects; `repeated` are stored more than once, as a crash leaves them, and are one answer."""
+    """Entries in objects. `repeated` are stored more than once, as a crash leaves them, and are one answer."""
 
     expected: int
     stored: int
@@ -177,7 +181,7 @@ class Census:
 
 
 def take_census(reader: IndexReader, workload: Workload) -> Census:
-    """Read every object that the log names and compare with what was put."""
+    """Read every object that the log names, and compare its entries with those that were put."""
     parts = [_entries_of(handle) for handle in reader.files() if isinstance(handle, CompactedFile)]
     stored = _sorted(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
     found, expected = _distinct(stored), _distinct(_expected(workload))
@@ -244,7 +248,7 @@ Query = Callable[..., QueryResult]
 
 @dataclass
 class Measured:
-    """The lookups at one place, a page as one; `files` counts the index's files by state."""
+    """The lookups at one place, with all pages of a lookup as one. `files` counts the index's files by state."""
 
     place: str
     files: dict[str, int] = field(default_factory=dict)
@@ -255,7 +259,7 @@ class Measured:
     wrong: list[str] = field(default_factory=list)
 
     def timed(self, query: Query, *asked: Any, **how: Any) -> QueryResult:
-        """Make a lookup, and count what it took."""
+        """Run a lookup, and record its cost."""
         started_s = time.perf_counter()
         result = query(*asked, **how)
         self.latencies_ms.append((time.perf_counter() - started_s) * 1000)
@@ -281,7 +285,7 @@ class Measured:
 
 
 def lookups_of(workload: Workload, tail_start: int, count: int, seed: int) -> list[Lookup]:
-    """Return `count` lookups; `tail_start` is the message from which on the stream is its newest part."""
+    """Return `count` lookups. The stream's newest part begins at message `tail_start`."""
     rng = np.random.default_rng(seed)
     newest_ms = int(np.median(workload.timestamp_ms[tail_start:]))
     late = np.flatnonzero(workload.late[workload.entry_message])
@@ -305,7 +309,7 @@ def lookups_of(workload: Workload, tail_start: int, count: int, seed: int) -> li
 
 @dataclass
 class LookupChecks:
-    """Looks keys up and compares the answers; `done` has a `Measured` a place."""
+    """Looks keys up and compares the answers; `done` has one `Measured` per place."""
 
     reference: ReferenceAnswers
     done: list[Measured] = field(default_factory=list)
@@ -313,7 +317,7 @@ class LookupChecks:
     def check(
         self, place: str, files: dict[str, int], query: Query, lookups: list[Lookup], *, paged: Lookup | None = None
     ) -> Measured:
-        """Make every lookup once, and `paged` page by page to its end."""
+        """Run every lookup once, and `paged` page by page to its end."""
         measured = Measured(place, files)
         for lookup in lookups:
             self._check(measured, query, lookup, one_page=True)
@@ -334,6 +338,6 @@ class LookupChecks:
             if one_page or cursor is None:
                 break
         right = found == (expected[:max_count] if one_page and result.status == "truncated" else expected)
-        # a cut answer must be full, and say that it is cut
+        # a cut answer must be full, and must report the cut
         if not right or result.status == "partial" or (result.status == "truncated" and len(result) < max_count):
             measured.wrong.append(f"{lookup}: {len(found)} answers ({result.status}), {len(expected)} expected")

@@ -1,4 +1,4 @@
-"""The program behind docs/performance.md measures every operation that the page tells of."""
+"""The program behind docs/performance.md measures every operation on the page."""
 
 import json
 import re

@@ -1,7 +1,7 @@
-"""README.md and the pages for users keep their word: shell commands and programs run, and print what is shown.
+"""README.md and the pages for users are right: shell commands and programs run, and print the shown output.
 
-Blocks of a page that are marked ``console`` are run in order in one folder; lines after a command are its expected
-output, in which ``...`` stands for anything. Blocks marked ``python`` are run as programs, also in one folder.
+Blocks of a page that are marked ``console`` run in order in one folder. The lines after a command are its expected
+output, and ``...`` matches anything. Blocks marked ``python`` run as programs, also in one folder.
 """
 
 import doctest
@@ -17,7 +17,7 @@ import pytest
 from tests.integration.cli.command_lines import clean_environment
 
 _ROOT = Path(__file__).parents[2]
-# how many commands they have, at least
+# the least number of their commands
 _PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/restore.md": 7}
 _PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md", "docs/lifetime.md", "docs/restore.md")
 _EACH_ALONE = """
@@ -33,7 +33,7 @@ def _blocks(page: str, kind: str) -> list[str]:
 
 
 def _commands(block: str) -> list[tuple[str, str]]:
-    """Return (command, expected output) pairs; a command with a here-document runs to its END."""
+    """Return (command, expected output) pairs. A command with a here-document ends at its END."""
     pairs: list[tuple[list[str], list[str]]] = []
     inside = False
     for line in block.splitlines():
@@ -74,7 +74,9 @@ def test_commands_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("page", _PAGES_OF_PROGRAMS)
 def test_programs_run(page: str, tmp_path: Path) -> None:
-    """One after the other in one process, each with names of its own: the imports take longer than the programs."""
+    """All run one after the other in one process, each with its own names, because the imports take longer than the
+    programs.
+    """
     programs = _blocks(page, "python")
     assert programs
     run = _run(tmp_path, sys.executable, "-c", _EACH_ALONE, *programs)

@@ -1,5 +1,6 @@
-"""The code of an earlier version, out of the history, and the present one at work on one index at the same time: what
-either of them answers is right, or it says by name what is newer than it.
+"""An earlier version, from the history, and the present one run on one index at the same time.
+
+Each gives right answers, or names the newer feature that it does not know.
 """
 
 import json
@@ -22,7 +23,7 @@ EARLIER = "453bda4220cb3257b7cf0e993d9f40b74c8fef75"
 NOW_MS = time.time_ns() // 10**6
 DAY_MS = 86_400_000
 
-# commands on stdin, a line of JSON each, and a line of JSON for each
+# commands on stdin, a line of JSON each, and one line of JSON per answer
 PROGRAM = """
 import json, sys
 from tiered_index import IndexReader, IndexService
@@ -76,7 +77,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def old(earlier: Path) -> Iterator[Callable[..., Any]]:
-    """A process of the earlier version, which does one thing a call."""
+    """A process of the earlier version, which does one operation per call."""
     environment, pipe = clean_environment(PYTHONPATH=str(earlier)), subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=pipe, stdout=pipe, text=True, cwd=earlier, env=environment
@@ -93,7 +94,7 @@ def old(earlier: Path) -> Iterator[Callable[..., Any]]:
 
 
 def message(number: int) -> dict[str, Any]:
-    """Message `number` is of the day so many days ago."""
+    """Return message `number`, of the day that many days ago."""
     return {"topic": "t", "queue_id": 0, "keys": "k", "offset": number, "size": 7, "timestamp_ms": _time(number)}
 
 
@@ -145,7 +146,7 @@ def test_a_present_reader_beside_an_earlier_writer(old: Callable[..., Any], tmp_
             old("put", **message(number))
             old("publish")
             assert answer(reader) == expected(*range(1, number + 1))
-        # merged and copied by the present version while the earlier writer goes on
+        # merged and copied by the present version while the earlier writer still runs
         tiered_index.copy(uri, f"file://{tmp_path}/copy")
         old("put", **message(4))
         old("flush")

@@ -1,4 +1,4 @@
-"""docs/examples/broker.py: what it acknowledged is found after SIGKILL, after SIGTERM, and while it runs."""
+"""docs/examples/broker.py: its acknowledged messages are found after SIGKILL, after SIGTERM, and while it runs."""
 
 import contextlib
 import json

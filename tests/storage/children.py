@@ -1,4 +1,4 @@
-"""Processes beside a test, and what must hold for a database that several of them used."""
+"""Processes beside a test, and checks of a database that several of them used."""
 
 import sqlite3
 import subprocess
@@ -12,7 +12,7 @@ PATIENCE_S = 60
 
 @contextmanager
 def child(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run `script` in a process of its own, which is gone when the block ends."""
+    """Run `script` in a separate process, which ends at the latest with the block."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -23,14 +23,14 @@ def child(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def output(process: subprocess.Popen[str], said: str = "") -> str:
-    """Say `said`, and return what the process prints until it ends well."""
+    """Send `said`, and return the output of the process until it ends without an error."""
     out, _ = process.communicate(said, timeout=PATIENCE_S)
     assert process.returncode == 0
     return out
 
 
 def check_sound(path: Path) -> None:
-    """SQLite finds nothing wrong, and every row belongs to a body that something names."""
+    """Check that SQLite finds nothing wrong, and that every row belongs to a named body."""
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         orphans = (

@@ -1,4 +1,4 @@
-"""What storage tests share: the way to the S3 server, and a database file."""
+"""Fixtures of storage tests: the way to the S3 server, and a database file."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def answering() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def scripted(answering: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
-    """A server without answers yet, and credentials for it in the environment."""
+    """A server without scripted answers, and credentials for it in the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
@@ -28,13 +28,13 @@ def scripted(answering: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Scri
     return answering
 
 
-# the libraries through which an S3 storage can read: plain boto3, and obstore where it is installed
+# the libraries through which an S3 storage can read: plain boto3, and obstore if it is installed
 WAYS = ["boto3", "obstore"] if find_spec("obstore") else ["boto3"]
 
 
 @pytest.fixture
 def never() -> Iterator[threading.Event]:
-    """What a server waits for during a whole test."""
+    """An event that a server waits for during a whole test."""
     event = threading.Event()
     yield event
     event.set()
@@ -42,13 +42,13 @@ def never() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the storage has its database file."""
+    """The storage's database file."""
     return tmp_path / "objects.db"
 
 
 @pytest.fixture
 def storage(path: Path) -> Iterator[SqliteStorage]:
-    """A storage in the database file; suites of other backends have their own."""
+    """A storage in the database file; suites of other backends override it."""
     with SqliteStorage(path) as storage:
         yield storage
 

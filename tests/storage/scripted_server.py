@@ -1,4 +1,4 @@
-"""An HTTP server that answers what a test scripts, to show an S3 client the answers that good servers never give."""
+"""An HTTP server with scripted answers, for answers to an S3 client that good servers never give."""
 
 import contextlib
 import threading
@@ -12,11 +12,11 @@ _LONGEST_WAIT_S = 60
 
 @dataclass
 class Answer:
-    """One response; `announced` is the Content-Length where it is to differ from the body's. With a header
-    Transfer-Encoding there is none, the body is sent as it stands, and the connection closed.
+    """One response. `announced` is the Content-Length if it differs from the body's.
 
-    The server waits for `held` before the response, and for `stalled` after the body's last
-    byte, with the connection left open. Neither wait is longer than a minute.
+    A response with a header Transfer-Encoding has no Content-Length. The body is sent unchanged, and the connection
+    closed. The server waits for `held` before the response, and for `stalled` after the body's last byte, with the
+    connection left open. Each wait lasts at most a minute.
     """
 
     status: int = 200
@@ -36,7 +36,7 @@ class Request:
 
     @property
     def lowered(self) -> dict[str, str]:
-        """The headers by their names in lower case, which clients write as they like."""
+        """The headers by their names in lower case, since clients may use any case."""
         return {name.lower(): value for name, value in self.headers.items()}
 
 
@@ -53,7 +53,7 @@ def part(data: bytes, start: int, end: int, *, total: int | None = None) -> Answ
 
 
 class ScriptedServer:
-    """Answers the queued `answers` in turn, the last one for ever; `requests` are what came."""
+    """Answers with the queued `answers` in turn, and repeats the last one. `requests` has the received requests."""
 
     def __init__(self, endpoint_url: str) -> None:
         self.endpoint_url = endpoint_url
@@ -64,7 +64,7 @@ class ScriptedServer:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what came, and answer 500 until the next script."""
+        """Clear the requests, and answer 500 until the next script."""
         self.requests.clear()
         self.connections = 0
         self.answers(error(500, "InternalError", "nothing scripted"))

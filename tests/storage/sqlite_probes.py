@@ -1,6 +1,4 @@
-"""What tests of `SqliteStorage` look through: the database itself, a clock that interrupts, a moment between two
-transactions.
-"""
+"""Probes of `SqliteStorage`: the database itself, a clock that interrupts, a moment between two transactions."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,9 +14,9 @@ FAR_FUTURE_MS = 1 << 60
 
 
 class HookedClock(ManualClock):
-    """Calls `hook` with 1, 2, ...
+    """Calls `hook` with 1, 2, ... at each reading of the time.
 
-    whenever the time is asked for, which a put does once a transaction and once for the name.
+    A put reads it once per transaction, and once for the name.
     """
 
     def __init__(self, hook: Callable[[int], None]) -> None:
@@ -44,7 +42,7 @@ def count(path: Path, table: str) -> int:
 
 
 def after_batch(storage: SqliteStorage, nth: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `act` happen once, between transaction `nth` of a put and the next one."""
+    """Call `act` once, between transaction `nth` of a put and the next one."""
     write_batch = storage._bodies._write_batch
     done = 0
 

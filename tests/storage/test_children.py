@@ -1,5 +1,5 @@
-"""The storages below a storage, on every backend: each once, in order of name, whatever else lies there and however
-names interleave.
+"""The storages below a storage, on every backend: each once, in order of name, beside other objects and with names that
+interleave.
 """
 
 import itertools
@@ -23,7 +23,7 @@ NEIGHBOURS = (
     "a", "a-b", "a.b", "a0", "a0b", "a-", "a.", "aa", "A", "b", "0", "-", "_", "...", ".hidden", "a+b", "a=b", "a@b",
     "x" * 60,
 )  # fmt: skip
-# "-" and "." sort before "/", "0" right behind it
+# "-" and "." sort before "/", "0" right after it
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def memory() -> Iterator[Storage]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Storage]:
-    yield MeteredStorage(LocalStorage(tmp_path / "objects"))  # as a wrapper: its own objects are what is looked at
+    yield MeteredStorage(LocalStorage(tmp_path / "objects"))  # as a wrapper: the test lists its own objects
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def bucket(s3_environment: S3Server) -> Iterator[Storage]:
 
 @pytest.fixture(params=["memory", "folder", "database", "bucket"])
 def store(request: pytest.FixtureRequest) -> MeteredStorage:
-    """A storage in which whatever lies below a common first part of the names is one child."""
+    """A storage that reports all objects below a common first part of the names as one child."""
     return MeteredStorage(request.getfixturevalue(request.param))
 
 
 def names(storage: Storage) -> list[str]:
-    """Return the children's names, of which the URI is made."""
+    """Return the children's names, from which the URI is made."""
     return [child.uri.partition("?")[0].rpartition("/")[2] for child in child_storages(storage)]
 
 
@@ -92,7 +92,7 @@ def test_requests_go_with_pages_not_with_objects(memory: Storage) -> None:
         memory.put(f"{name}/x", b"")
     with store.measure() as usage:
         assert names(store) == ["a", "b", "c", "d"]
-    # one page to within "b", and what is behind it: "c", "d" and 2,500 objects that are no children
+    # one page ends within "b", and after it come "c", "d" and 2,500 objects that are no children
     assert usage.requests_by_kind == {"list": 1 + 3}
 
 
@@ -122,7 +122,7 @@ def uri_below(backend: str, folder: Path) -> Callable[[str], str]:
 
 @pytest.mark.parametrize("backend", ["memory", "file"])
 def test_storages_that_are_named_below_another(backend: str, tmp_path: Path) -> None:
-    """A memory storage or a folder below another one is what its own URI names."""
+    """A URI names a memory storage or a folder below another one."""
     uri = uri_below(backend, tmp_path)
     below = [name for name in NEIGHBOURS if backend == "memory" or not name.startswith(".")]
     for name in below:

@@ -1,4 +1,4 @@
-"""Every backend, and every wrapper around one, against the same contract."""
+"""Every backend, and every wrapper of one, against the same contract."""
 
 import os
 import sys
@@ -61,9 +61,10 @@ class TestSqliteStorage(StorageConformance):
 
 
 class TestS3Storage(StorageConformance):
-    """Against moto's server, which has one constant date for every upload's start: only the listing by age is adapted
-    to that. Through plain boto3, and through obstore: `another` then reads as a process that has not loaded boto3, and
-    `storage` reads ranges through obstore after its first write.
+    """Against moto's server, through plain boto3 and through obstore.
+
+    The server has one constant date for every upload's start, so the listing by age is adapted. `another` reads as a
+    process that has not loaded boto3. `storage` reads ranges through obstore after its first write.
     """
 
     def test_reads_take_the_way_that_is_set(
@@ -74,7 +75,7 @@ class TestS3Storage(StorageConformance):
             real = getattr(light, name)
             monkeypatch.setattr(light, name, lambda *given, name=name, real=real: (taken.append(name), real(*given))[1])
         storage.put("folder/object", b"0123456789")
-        for _ in range(2):  # the first GET of a process that writes goes through boto3
+        for _ in range(2):  # the first GET of a process that writes uses boto3
             assert storage.get_range("folder/object", 2, 3) == b"234"
         assert taken == ["get"] * (way == "obstore")
         assert [info.name for info in another.list("folder/")] == ["folder/object"]
@@ -95,7 +96,7 @@ class TestS3Storage(StorageConformance):
     many = 100
 
     def test_list_returns_the_objects_of_all_pages(self, storage: Storage) -> None:
-        """Of 20 names each: thousands of objects take the server seconds."""
+        """With 20 names per page: thousands of objects take the server seconds."""
         assert isinstance(storage, S3Storage)
         pages: list[dict[str, object]] = []
 
@@ -128,7 +129,7 @@ class TestS3Storage(StorageConformance):
 
 
 def _opened(bucket: str, options: S3Options) -> S3Storage:
-    """Open a storage; if obstore may read, as a process that has not loaded boto3 and needs no proxy."""
+    """Open a storage. If obstore may read, open it as a process that has not loaded boto3 and needs no proxy."""
     with pytest.MonkeyPatch.context() as patch:
         if options.lean_gets:
             patch.delitem(sys.modules, "botocore", raising=False)
@@ -138,7 +139,7 @@ def _opened(bucket: str, options: S3Options) -> S3Storage:
 
 
 class TestWrappedStorage(StorageConformance):
-    """Every wrapper at once, doing nothing that may show."""
+    """All wrappers at once. None may have a visible effect."""
 
     longest_name = 512 - len("inner/prefix/")
 

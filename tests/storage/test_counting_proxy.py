@@ -1,4 +1,4 @@
-"""The counting proxy changes nothing and counts everything; its faults are seen by the tests that use them."""
+"""The counting proxy changes nothing and counts everything. The tests that use its faults cover them."""
 
 import http.client
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is special about a folder: other files, its own clean-up."""
+"""Special properties of a folder: foreign files, and its own clean-up."""
 
 import os
 import shutil
@@ -113,7 +113,7 @@ def test_a_folder_goes_with_its_last_object_and_is_made_again(tmp_path: Path) ->
     assert not (tmp_path / "data%" / "a%").exists()
     other.delete("lease/1/2")
     assert list((tmp_path / "lease%").iterdir()) == []
-    # which the first one may not take for there, and durable
+    # the first one must not take the deleted folders as existing and durable
     one.put("lease/1/3", b"x")
     one.put_if_absent("data/a/2.index", b"x")
     assert [info.name for info in other.list()] == ["data/a/2.index", "lease/1/3"]

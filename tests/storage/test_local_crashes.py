@@ -19,13 +19,13 @@ FAR_FUTURE_MS = 1 << 60
 
 
 class Crash(BaseException):
-    """The process is gone: nothing after it runs, not even a clean-up."""
+    """The process is gone. Nothing runs after it, not even a clean-up."""
 
 
 class FaultyDisk(Disk):
-    """Counts calls and strikes the nth: with `error` once, without one by a crash that no later call survives.
+    """Counts calls and strikes the nth: once with `error`, or by a crash, after which every call fails.
 
-    `acts` lets the call happen first, and `torn` writes half of a write.
+    `acts` lets the call act first, and `torn` writes half of a write.
     """
 
     def __init__(self, nth: int, *, acts: bool = False, error: int | None = None, only: str = "") -> None:
@@ -129,12 +129,12 @@ def test_a_crash_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, n
         listed = {info.name: info.size_bytes for info in after.list()}
         expected = {n: len(data) for n, data in survivors.items()} | ({name: len(found)} if found is not None else {})
         assert listed == expected
-        operation(LocalStorage(tmp_path / f"{nth} again"))  # the operation itself is sound
+        operation(LocalStorage(tmp_path / f"{nth} again"))  # the operation itself succeeds
         if not crashed:
             assert found == new
             assert nth > 2, "the faults never struck"
             break
-        # Everything a crash leaves is found by age, and removing it harms nothing.
+        # Everything that a crash leaves is found by age, and its removal harms nothing.
         after.abort_uploads(older_than_ms=FAR_FUTURE_MS)
         assert value(after, name) == found
         assert list(after.list_uploads()) == []
@@ -242,7 +242,7 @@ def test_a_delete_is_durable_when_it_returns(tmp_path):
 
 
 def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path):
-    """The first look finds nothing; what decides is the step that gives the name."""
+    """The first check finds nothing. The step that gives the name decides."""
 
     class Meanwhile(Disk):
         def sync(self, descriptor: int) -> None:

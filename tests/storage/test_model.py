@@ -1,4 +1,4 @@
-"""Random sequences of calls, played to each backend and to a dict: they must agree after every step."""
+"""Random sequences of calls to each backend and to a dict: both agree after every step."""
 
 import shutil
 import tempfile
@@ -127,7 +127,7 @@ class LocalModel(StorageModel):
 
 
 class SqliteModel(StorageModel):
-    """Objects there are smaller than a row; rows and transactions have tests of their own."""
+    """Objects are smaller than a row; rows and transactions have tests of their own."""
 
     def open(self) -> Storage:
         self.folder = Path(tempfile.mkdtemp())

@@ -1,6 +1,4 @@
-"""A prefix whose children are indexes, by URI, on every backend that has prefixes; foreign objects and folders lie
-beside them.
-"""
+"""A prefix whose children are indexes, by URI, beside foreign objects and folders, on every backend with prefixes."""
 
 import uuid
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from tiered_index.errors import NotAnIndex, StorageMisconfigured
 from tiered_index.storage.opening import open_storage
 
 Uri = Callable[[str], str]
-"""Makes the URI of what lies below the prefix; of nothing: the prefix's own."""
+"""Makes the URI of a place below the prefix, or the prefix's own."""
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_a_prefix_is_read_as_the_list_of_its_indexes(cluster: Cluster, uri: Uri)
 
 
 def after_of(cluster: Cluster, pages: list[object]) -> tuple[int, int, int, tuple[int, ...]] | None:
-    """Return where the page before the last one ended."""
+    """Return the end of the page before the last one."""
     if len(pages) < 2:
         return None
     return cluster.model([]).order_key_of(cluster.answers(pages[-2])[-1])  # type: ignore[arg-type]

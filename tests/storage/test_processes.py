@@ -38,7 +38,7 @@ def url(request, tmp_path: Path):
 
 
 def test_racing_processes_have_one_winner_from_the_first_byte_of_the_storage(url: str) -> None:
-    """The database itself is made in the race, too."""
+    """The race makes the database itself, too."""
     rounds = 60
     with child(RACER, url, "a", rounds) as a, child(RACER, url, "b", rounds) as b, child(RACER, url, "c", rounds) as c:
         racers = {"a": a, "b": b, "c": c}

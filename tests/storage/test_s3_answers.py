@@ -1,4 +1,4 @@
-"""What `S3Storage` makes of answers that a well-behaved server never gives."""
+"""`S3Storage` and answers that a good server never gives."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ HANDLE = UploadHandle("object", "upload-id", 0)
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[ScriptedServer, S3Storage]]:
-    """One server and one client for all tests here: building a client takes longer than any of them."""
+    """One server and one client for all tests here, since a client takes longer to build than any of them runs."""
     with pytest.MonkeyPatch.context() as environment, scripted_server() as server:
         environment.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
@@ -60,7 +60,7 @@ def s3(
     scripted: ScriptedServer,
     waits: list[float],
 ) -> S3Storage:
-    """A storage whose ranges are read through boto3, or, after a first one, through obstore."""
+    """A storage that reads ranges through boto3, or, after a first one, through obstore."""
     return storage_of(running[1].client, running[1].options, scripted, waits, way=request.param)
 
 
@@ -78,7 +78,9 @@ def storage_of(client: Any, options: S3Options, scripted: ScriptedServer, waits:
 
 @contextmanager
 def impatient(scripted: ScriptedServer, read_timeout_s: float) -> Iterator[tuple[Any, S3Options]]:
-    """Yield a client for answers that never come. Any answer may be late on a busy machine, so others have patience."""
+    """Yield a client for answers that never arrive. Other tests are patient, because a busy machine can delay any
+    answer.
+    """
     options = S3Options(
         endpoint_url=scripted.endpoint_url, max_attempts=1, transfer_attempts=3, read_timeout_s=read_timeout_s
     )
@@ -119,7 +121,7 @@ def test_the_right_range_is_returned_and_the_connection_kept(s3, scripted):
         assert s3.get_range("object", 10, 20) == DATA[10:30]
     assert scripted.requests[0].lowered["range"] == "bytes=10-29"
     assert scripted.paths() == ["GET /bucket/pre/fix/object"] * 20
-    # obstore may open one where the last one comes back a moment late
+    # obstore may open a new connection if the last one returns a moment late
     assert scripted.connections < 10
 
 
@@ -157,7 +159,7 @@ def test_a_body_that_breaks_off_is_fetched_again(s3, scripted, waits):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_body_that_stalls_is_given_up(scripted, waits, way, never):
-    # a client that is out of patience before the headers come says so, which tells nothing of the body
+    # a client whose time ends before the headers arrive says so, and learns nothing of the body
     for read_timeout_s in (0.3, 3.0, 30.0):
         scripted.reset()
         with impatient(scripted, read_timeout_s) as (client, options), pytest.raises(StorageUnavailable) as caught:
@@ -176,7 +178,7 @@ def test_suffix_answers_are_verified(s3, scripted):
     assert scripted.requests[-1].lowered["range"] == "bytes=-20"
     scripted.answers(part(DATA, 0, 1024))
     assert s3.get_suffix("object", 5000) == (DATA, 1024)
-    scripted.answers(Answer(200, DATA))  # a server may answer so where the object is no longer than asked
+    scripted.answers(Answer(200, DATA))  # a server may answer this if the object is no longer than the range
     assert s3.get_suffix("object", 1024) == (DATA, 1024)
     for wrong in (
         Answer(200, DATA),
@@ -307,7 +309,7 @@ def test_what_botocores_standard_mode_repeats_may_pass():
 
 
 def test_a_lost_connection_and_a_dead_server_are_unavailable(scripted, never):
-    with socket.socket() as bound:  # to a port where nobody listens
+    with socket.socket() as bound:  # to a port without a listener
         bound.bind(("127.0.0.1", 0))
         gone = S3Options(endpoint_url=f"http://127.0.0.1:{bound.getsockname()[1]}", max_attempts=1)
         with S3Storage("bucket", "", gone) as storage, pytest.raises(StorageUnavailable):
@@ -334,7 +336,7 @@ def test_requests_are_repeated_within_their_bound(scripted, waits):
 
 
 def test_each_kind_of_fault_has_its_own_bound(scripted, waits):
-    """So that a call makes at most `max_attempts + transfer_attempts - 1` requests."""
+    """So that a call sends at most `max_attempts + transfer_attempts - 1` requests."""
     options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=3, transfer_attempts=2)
     cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
     with S3Storage("bucket", "", options, sleep=waits.append) as storage:
@@ -358,7 +360,7 @@ def test_listings_and_deletions_are_repeated_too(s3, scripted, waits):
 
 
 def test_a_retried_success_answers_exists(scripted):
-    """The ambiguity the contract warns of: the first put acted, its answer was lost, the loop repeated it."""
+    """The contract warns of this case: the first put acted, the response was lost, and the loop repeated it."""
     scripted.answers(error(500, "InternalError"), error(412, "PreconditionFailed"), Answer(200, b"attempt 17"))
     with S3Storage("bucket", "", S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2)) as storage:
         with pytest.raises(ObjectExists):
@@ -403,9 +405,9 @@ PAGE_OF_HTML = b"<html><head><title>Welcome</title></head><body/></html>"
 @pytest.mark.parametrize(
     ("status", "body", "kind", "error_type"),
     [
-        (200, PAGE_OF_HTML, "text/html", StorageMisconfigured),  # else a writer would begin an index there
+        (200, PAGE_OF_HTML, "text/html", StorageMisconfigured),  # otherwise a writer would begin an index there
         (200, b"", "text/plain", StorageMisconfigured),
-        (404, PAGE_OF_HTML, "text/html; charset=utf-8", StorageMisconfigured),  # else an object would seem lost
+        (404, PAGE_OF_HTML, "text/html; charset=utf-8", StorageMisconfigured),  # otherwise an object would seem lost
         (404, b'{"detail": "Not Found"}', "application/json", StorageMisconfigured),
         (501, PAGE_OF_HTML, "text/html", StorageMisconfigured),
         (503, PAGE_OF_HTML, "text/html", StorageUnavailable),

@@ -1,6 +1,6 @@
-"""One deadline over everything an `S3Storage` does for one caller: attempts, waits and redirects.
+"""One deadline for all work of an `S3Storage` for one caller: attempts, waits and redirects.
 
-The GETs go by the client's method; those through obstore are in `test_s3_gets`.
+The GETs here use the client's method. GETs through obstore are in `test_s3_gets`.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ SLOW_DOWN = error(503, "SlowDown", "please")
 
 
 class Waits:
-    """Stands for `time.sleep` and `time.monotonic`: waiting moves the clock, and nobody waits."""
+    """Replaces `time.sleep` and `time.monotonic`: a wait moves the clock, and takes no time."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -38,7 +38,7 @@ class Waits:
 
     @contextmanager
     def exceeded(self, seconds: float, said: str) -> Iterator[None]:
-        """Set a deadline that what is done within the block does not keep."""
+        """Set a deadline that the block's work exceeds."""
         with deadline_at(self.deadline_in(seconds)), pytest.raises(BudgetExceeded, match=said):
             yield
 
@@ -92,7 +92,7 @@ def test_repeats_end_before_a_wait_that_would_pass_the_deadline(s3, scripted, wa
         waits.waited.clear()
         with deadline_at(waits.deadline_in(4)), pytest.raises(BudgetExceeded, match=r"timeout_s .*: 500") as caught:
             call(s3)
-        assert waits.waited == [1, 2]  # the next would be 4 s, and 1 is left
+        assert waits.waited == [1, 2]  # the next wait would be 4 s, and 1 is left
         assert len(scripted.requests) == 3
         if scripted.requests[0].method != "HEAD":
             assert "InternalError not today" in str(caught.value)
@@ -103,7 +103,7 @@ def test_within_the_deadline_repeats_go_on_as_without(s3, scripted, waits):
     with deadline_at(waits.deadline_in(LEFT_S)):
         assert s3.get("object") == DATA
     assert len(scripted.requests) == 3
-    scripted.answers(error(404, "NoSuchKey"))  # what is not repeated is told as it is, however little time is left
+    scripted.answers(error(404, "NoSuchKey"))  # an error without a retry is raised unchanged, even at the deadline
     with deadline_at(waits.deadline_in(0.001)), pytest.raises(ObjectNotFound):
         s3.get("object")
 
@@ -121,7 +121,7 @@ def test_repeats_of_bodies_and_of_requests_share_the_deadline(s3, scripted, wait
 
 
 def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(s3, scripted, waits):
-    """A wait that took longer than it should: the check before the attempt finds the deadline behind it."""
+    """A wait takes longer than requested, and the check before the attempt finds that the deadline has passed."""
 
     scripted.answers(SLOW_DOWN)
     waits.late_s = LEFT_S

@@ -1,7 +1,7 @@
-"""Reads of an `S3Storage` over a network that spoils answers: right bytes after a passing fault, else an error that
-says what to do.
+"""Reads of an `S3Storage` over a network that damages answers: right bytes after a transient fault, else a helpful
+error.
 
-The server behind the proxy is real enough to do its work; `test_s3_answers` scripts the answers that no server gives.
+The server behind the proxy is a working one. `test_s3_answers` scripts the answers that no server gives.
 """
 
 import threading
@@ -61,7 +61,7 @@ PASSING: dict[str, tuple[Action, int]] = {
     "a lost answer": (Action(lose_answer=True), ATTEMPTS),
     "a body that ends early": (Action(cut_at=500), ATTEMPTS),
     "an empty body": (Action(cut_at=0), ATTEMPTS),
-    # which may meet the headers
+    # which may strike the headers
     "a connection reset in the body": (Action(cut_at=500, reset=True), 2 * ATTEMPTS - 1),
 }
 
@@ -82,7 +82,7 @@ def test_a_passing_fault_is_repeated_and_a_lasting_one_is_unavailable(s3, proxy,
 
 def test_an_answer_that_does_not_come_is_given_up_and_asked_for_again(s3, proxy, never):
     silent = Action(hold=lambda: never.wait(30), lose_answer=True)
-    # a busy machine may use up a short time with an answer that does come
+    # a busy machine may use up a short time with an answer that does arrive
     for read_timeout_s in (0.7, 7.0, 20.0):
         options = replace(s3.options, read_timeout_s=read_timeout_s)
         with S3Storage(s3.bucket, "pre/fix", options, sleep=lambda seconds: None) as impatient:
@@ -140,13 +140,13 @@ def test_a_whole_object_instead_of_a_range_is_refused_at_once(s3, proxy):
 
 
 def test_wrong_bytes_of_the_right_length_pass_in_a_range_but_not_in_a_whole_object(s3, proxy):
-    """Nothing in a range's answer tells: the checksums of trailer and slot groups do, above the storage."""
+    """Nothing in a range's answer shows it. The checksums of trailer and slot groups do, above the storage."""
     proxy.fault = lambda request: Action(flip_byte=10)
     spoiled = s3.get_range("object", 100, 1000)
     assert [n for n in range(1000) if spoiled[n] != DATA[100 + n]] == [10]
     proxy.reset()
     proxy.fault = times(1, Action(flip_byte=10))
-    assert s3.get("object") == DATA  # the object's own CRC32, which the put stored, told
+    assert s3.get("object") == DATA  # the object's own CRC32, stored by the put, showed it
     assert len(proxy.reset()) == 2
     proxy.fault = lambda request: Action(flip_byte=10)
     with pytest.raises(StorageUnavailable, match="checksum"):
@@ -173,7 +173,7 @@ def test_lost_answers_of_writes_leave_their_work_done(s3, proxy):
     s3.put("put", b"data")
     assert s3.get("put") == b"data"
     proxy.fault = times(1, lost)
-    with pytest.raises(ObjectExists):  # its own success: the contract says that only the content can tell
+    with pytest.raises(ObjectExists):  # its own success: as the contract says, only the content can show that
         s3.put_if_absent("once", b"attempt 1")
     assert s3.get("once") == b"attempt 1"
     proxy.fault = times(1, lost)
@@ -236,6 +236,6 @@ def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3, proxy
     with open_storage(uri, options=options, parallel_reads=readers) as s3_sized, ThreadPoolExecutor(readers) as pool:
         before = proxy.connections
         list(pool.map(read, range(readers)))
-        # boto3 and obstore have a pool each, and obstore may open one where the last one comes back a moment late
+        # boto3 and obstore have a pool each, and obstore may open a connection if the last one returns a moment late
         assert proxy.connections - before <= 4 * readers
     assert len(proxy.exchanges) == 10 * readers

@@ -1,4 +1,4 @@
-"""Ranges through obstore: the same answers and errors as through boto3, and boto3 where one fails or is redirected."""
+"""Ranges through obstore: the same answers and errors as through boto3, and boto3 if a range fails or is redirected."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from tiered_index.storage.s3.storage import S3Storage
 pytest.importorskip("obstore", reason="the extra `object` is not installed")
 DATA = bytes(range(256)) * 4
 NAME = "data/a-1"
-PREFIX = "pre fix/ä~+"  # what a URL must quote
+PREFIX = "pre fix/ä~+"  # characters that a URL must quote
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def waits() -> list[float]:
 
 @pytest.fixture
 def light(scripted: ScriptedServer, waits: list[float]) -> Iterator[S3Storage]:
-    """A storage that has read once, so that it knows the way."""
+    """A storage that has read once, so that it knows its way to the bucket."""
     with opened(scripted, waits) as storage:
         yield storage
 
@@ -61,7 +61,7 @@ class Heard:
 
 
 def is_light(request: Request) -> bool:
-    """botocore numbers the attempts of its own requests."""
+    """Return whether obstore sent the request: botocore numbers the attempts of its own ones."""
     return "amz-sdk-request" not in request.lowered
 
 
@@ -78,7 +78,7 @@ def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_light(scrip
 
 
 def test_a_light_request_is_signed_as_botocore_signs(light, scripted):
-    """The signature is made again by botocore's signer from what came over the wire."""
+    """botocore's signer makes the signature again from the request on the wire."""
     scripted.answers(part(DATA, 3, 9))
     light.get_range("data/b-2", 3, 6)
     [request] = scripted.requests
@@ -105,7 +105,7 @@ def test_a_suffix_is_light_too_and_a_whole_object_is_not(light, scripted):
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_the_environments_endpoint_does_not_move_light_requests(scripted, monkeypatch, is_named):
-    """obstore would take it for the address of the bucket, and ask for an object of another one."""
+    """obstore would take it for the address of the bucket, and request an object of another one."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1" if is_named else scripted.endpoint_url)
     scripted.answers(part(DATA, 0, 10))
     named = {"endpoint_url": scripted.endpoint_url} if is_named else {}
@@ -133,7 +133,7 @@ def test_variables_that_obstore_alone_reads_change_nothing(scripted, monkeypatch
         sent = set(scripted.requests[-1].lowered)
         assert "authorization" in sent
         assert not sent & {"x-amz-request-payer", "x-amz-server-side-encryption-customer-key", "x-amz-s3session-token"}
-    # what obstore refuses leaves every request to botocore
+    # if obstore refuses a setting, botocore sends every request
     monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "CRC32")
     with opened(scripted, []) as storage:
         scripted.answers(part(DATA, 0, 10))
@@ -212,7 +212,7 @@ def test_after_a_lost_connection_the_clients_method_is_used(light, scripted, wai
     scripted.script = lose
     for _ in range(5):
         assert light.get_range(NAME, 0, 10) == DATA[:10]
-    # what only obstore can't do is not tried for ever
+    # obstore alone fails here, and it is not tried without end
     assert [is_light(request) for request in scripted.requests] == [True, False] * 3 + [False] * 2
     assert waits == [0.2] * 3
 
@@ -243,7 +243,7 @@ def test_what_is_no_whole_answer_is_asked_for_by_the_clients_method(light, scrip
 
 
 def test_another_region_is_found_once(light, scripted, waits):
-    """The service says where the bucket is; botocore follows, and obstore signs for that region from then on."""
+    """The service names the bucket's region. botocore follows, and obstore signs for that region from then on."""
 
     def script(request: Any) -> Answer:
         if "/eu-west-3/" in request.lowered.get("authorization", ""):
@@ -275,17 +275,17 @@ def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(light, scripted
 
 
 def test_credentials_are_asked_for_again(scripted, monkeypatch):
-    """Credentials of a role are renewed in the middle of a reader's life."""
+    """Credentials of a role are renewed during a reader's life."""
     rounds: list[int] = []
 
     def renewed() -> dict[str, str]:
         rounds.append(1)
-        # due at once, as botocore renews those that end within ten minutes; it refuses new ones that have ended
+        # due at once, because botocore renews credentials that expire within ten minutes, and refuses expired ones
         expires = datetime.now(UTC) + timedelta(minutes=9)
         key = {"access_key": f"AKIA{len(rounds)}", "secret_key": "s"}
         return key | {"token": f"token-{len(rounds)}", "expiry_time": expires.isoformat()}
 
-    # obstore keeps what is good for more than five minutes
+    # obstore keeps credentials that are valid for more than five minutes
     monkeypatch.setattr(reads, "_CREDENTIALS_HOLD", timedelta(minutes=5))
     session = boto3.Session()
     session._session._credentials = RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
@@ -321,7 +321,7 @@ def test_behind_a_proxy_every_request_is_left_to_botocore(scripted, monkeypatch)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_reads_without_the_runtime_of_its_parent(light, scripted):
-    """Rust's threads are not in the child: obstore would wait for them for ever."""
+    """Rust's threads are not in the child, and obstore would wait for them permanently."""
     scripted.answers(part(DATA, 0, 10))
     light.get_range(NAME, 0, 10)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A process that only reads needs no boto3 where the environment says how to reach the bucket, and asks in 3 rounds."""
+"""A process that only reads needs no boto3 if the environment has the bucket's settings. A lookup takes 3 rounds."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _WAIT_S = 60
 
 
 class Together:
-    """Holds the answers to some requests until all of them have come."""
+    """Holds the answers to some requests until all of them have arrived."""
 
     def __init__(self, parts: list[str]) -> None:
         self._left, self._all = set(parts), threading.Event()
@@ -48,7 +48,7 @@ class Together:
 
 
 def kind(request: Request) -> str:
-    """Return what of an index is asked for."""
+    """Return the kind of an index's object that a request names."""
     asked = request.path.partition("prefix=")[2].replace("%2F", "/") or request.key
     name = asked.partition("index/")[2]
     return f"{'list' if 'prefix=' in request.path else 'get'} {name.partition('/')[0]}" + name[-8:] * (
@@ -80,13 +80,13 @@ def test_a_query_loads_no_boto3_and_takes_three_rounds(server, tmp_path):
 
         proxy.fault = fault
         names, answer = queried(f"{uri}{proxy.endpoint_url}", server.environment)
-    # the lists of checkpoints and leases, then what is held until all of it is asked for, then the slot group
+    # the lists of checkpoints and leases, then the held requests together, then the slot group
     first = ["list checkpoint", "list lease"]
     assert sorted(asked[:-1]) == sorted([*first, *four])
     assert asked[-1] == "get data"
     assert not second.is_held_alone
     assert not names & {"boto3", "botocore", "pandas", "pyarrow", "pydantic_settings", "urllib3"}
-    # 497 and 113 when this was written: a module more is a choice
+    # 497 and 113 when this was written: each new module is a decision
     assert len(names) <= 520
     assert len([name for name in names if name.startswith("tiered_index.")]) <= 115
     assert (len(answer["items"]), answer["status"]) == (1, "complete")
@@ -102,7 +102,7 @@ def queried(uri: str, environment: dict[str, str]) -> tuple[set[str], Any]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """A process that has not loaded boto3, and an environment that gives all."""
+    """A process that has not loaded boto3, and an environment with all settings."""
     for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.delitem(sys.modules, "botocore")
@@ -128,7 +128,7 @@ def is_light(storage: Storage) -> TypeGuard[S3Storage]:
 
 
 def heavy(server: ScriptedServer) -> list[bool]:
-    """Return of each request whether boto3 sent it."""
+    """Return for each request whether boto3 sent it."""
     return ["amz-sdk-request" in request.lowered for request in server.requests]
 
 
@@ -145,7 +145,7 @@ def test_a_variable_that_changes_no_read_leaves_boto3_alone(alone):
     of_boto3 = [*BOTOCORE_DEFAUT_SESSION_VARIABLES.values(), *DEFAULT_S3_CONFIG_VARS.values()]
     names = [value[1] or [] for value in of_boto3 if value is not None]
     known = {name for some in names for name in ([some] if isinstance(some, str) else some)}
-    # who asks whom for credentials, retries, writes, other services, and what is logged
+    # sources of credentials, retries, writes, other services, and logging
     harmless = {
         *("AWS_ACCOUNT_ID_ENDPOINT_MODE", "AWS_CSM_CLIENT_ID", "AWS_CSM_ENABLED", "AWS_CSM_HOST", "AWS_CSM_PORT"),
         *("AWS_DISABLE_HOST_PREFIX_INJECTION", "AWS_DISABLE_REQUEST_COMPRESSION", "AWS_EC2_METADATA_SERVICE_ENDPOINT"),

@@ -1,4 +1,4 @@
-"""The usual ways to set S3 up wrongly: each is `StorageMisconfigured`, says what to do, and shows no secret."""
+"""The usual mistakes in a set-up of S3: each is `StorageMisconfigured`, names the remedy, and shows no secret."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_profile_is_used(s3_environment: S3Server, tmp_path: Path, monkeypatch
 def test_the_environments_endpoint_is_used_path_style(
     s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # localhost, not an address: only then would boto3 put the bucket's name before the host.
+    # localhost, not an address: only then would boto3 put the bucket's name before the host
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_environment.endpoint_url.replace("127.0.0.1", "localhost"))
     bucket = s3_environment.new_bucket()
     with open_storage(f"s3://{bucket}/p") as storage:

@@ -1,6 +1,4 @@
-"""What SIGKILL leaves in a database file, at any moment of a call: old or new, and nothing that a sweep does not
-find.
-"""
+"""SIGKILL at any moment of a call leaves a database file in its old or new state, and leftovers that a sweep finds."""
 
 import json
 import os
@@ -123,7 +121,7 @@ def test_a_kill_at_any_statement_leaves_old_or_new(tmp_path: Path, operation: st
         assert report["swept"] == report["found"]
         assert report["unswept"] == [0, 0, 0]
         named = sum(-(-len(data) // 1000) for data in report["found"].values())
-        # parts have rows of their own, so a completed object may have one more
+        # parts have separate rows, so a completed object may have one more
         assert named <= report["rows"] <= named + (operation == "complete")
         check_sound(Path(report["path"]))
 
@@ -148,7 +146,7 @@ def test_a_process_killed_in_a_big_put_loses_nothing_it_acknowledged(tmp_path: P
     path = tmp_path / "objects.db"
     with child(BIG_WRITER, path) as process:
         assert process.stdout
-        # ends with: the second put of the big object is being made
+        # ends while the second put of the big object runs
         said = [process.stdout.readline() for _ in range(5)]
         assert said[-1] == "writing\n"
         time.sleep(delay_s)
@@ -159,7 +157,7 @@ def test_a_process_killed_in_a_big_put_loses_nothing_it_acknowledged(tmp_path: P
     with SqliteStorage(path) as storage:
         assert all(storage.get(name) == name.removeprefix("small/").encode() for name in acknowledged)
         data = storage.get("big")
-        assert data[0] in (big, big + 1)  # what was being written may have become whole unheard
+        assert data[0] in (big, big + 1)  # the interrupted object may be complete, without a report
         assert data == data[:1] * (64 << 20)
         storage.abort_uploads(older_than_ms=FAR_FUTURE_MS)
         assert storage.get("big") == data

@@ -1,4 +1,4 @@
-"""Wrong files, full disks, missing permissions: refused by name, and left as they were."""
+"""Wrong files, full disks, missing permissions: refused with the file's name, and left unchanged."""
 
 import os
 import shutil
@@ -137,7 +137,7 @@ def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Be nobody for a moment, where these tests run as root, to whom nothing is forbidden."""
+    """Become the user nobody for a moment if these tests run as root, who may do everything."""
     if os.geteuid():
         yield
         return
@@ -149,7 +149,7 @@ def unprivileged() -> Iterator[None]:
 
 
 def test_what_is_forbidden_is_misconfigured() -> None:
-    folder = Path(tempfile.mkdtemp())  # not pytest's, which nobody else may enter
+    folder = Path(tempfile.mkdtemp())  # not pytest's folder, which other users may not enter
     path = folder / "objects.db"
     try:
         with SqliteStorage(path) as storage:
@@ -159,7 +159,7 @@ def test_what_is_forbidden_is_misconfigured() -> None:
             for suffix in ("-wal", "-shm"):
                 Path(f"{path}{suffix}").chmod(0o444)
             with unprivileged(), SqliteStorage(path) as forbidden:
-                # beside its writer, a database may be read by who may not write it
+                # a user without write permission may read a database beside its writer
                 assert forbidden.get("object") == b"x"
                 with pytest.raises(StorageMisconfigured, match=r"objects\.db.*permissions"):
                     forbidden.put("object", b"y")

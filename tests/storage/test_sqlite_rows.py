@@ -1,4 +1,4 @@
-"""Rows of a mebibyte, and the drafts that big objects are until their last transaction."""
+"""Rows of a mebibyte, and big objects, which are drafts until their last transaction."""
 
 import random
 
@@ -148,7 +148,7 @@ def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(storage, pat
 @pytest.mark.parametrize("rows", [8, 40])
 @pytest.mark.parametrize("nth", [1, 3])
 def test_a_writer_whose_draft_was_swept_publishes_nothing(storage, path, small_rows, nth, rows, monkeypatch):
-    """A sweep with too young an age costs the writer its put; it never leaves an object with holes."""
+    """If a sweep's age is too small, the writer's put fails. The sweep never leaves an object with holes."""
     storage.put("object", b"old")
     with SqliteStorage(path) as sweeper:
         after_batch(storage, nth, lambda: sweeper.abort_uploads(older_than_ms=FAR_FUTURE_MS), monkeypatch)
@@ -159,8 +159,8 @@ def test_a_writer_whose_draft_was_swept_publishes_nothing(storage, path, small_r
 
 
 def test_a_writer_meets_a_sweep_that_is_half_done(storage, path, small_rows, monkeypatch):
-    """Removal takes several transactions; the first one must already end the draft, or its writer would name what is
-    left.
+    """Removal takes several transactions. The first one must end the draft, or its writer would name the remaining
+    rows.
     """
 
     def sweep_some() -> None:
@@ -179,7 +179,7 @@ def test_a_writer_meets_a_sweep_that_is_half_done(storage, path, small_rows, mon
 
 
 def test_a_part_that_comes_too_late_is_refused_and_leaves_no_rows(storage, path, small_rows, monkeypatch):
-    """The upload goes while its part is being written, so only the check beside the part's row can notice."""
+    """The upload is removed while its part is being written, so only the check beside the part's row can notice."""
     handle = storage.begin_upload("object")
     with SqliteStorage(path) as other:
         after_batch(storage, 2, lambda: other.abort_upload(handle), monkeypatch)

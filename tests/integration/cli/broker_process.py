@@ -1,9 +1,9 @@
-"""A broker for tests, in a process of its own: writes messages into a store, in pieces that a kill can tear, until it
-has written enough.
+"""A broker for tests, in a separate process. It writes messages into a store, in pieces that a kill can tear.
 
     python -m tests.integration.cli.broker_process STORE_DIR MESSAGES SEGMENT_BYTES
 
-Numbers go on where the store ends. A line on stdout after every burst says how many messages this process has written.
+It ends after the given number of messages. Numbers continue after those in the store. After every burst, a line on
+stdout has the number of messages that this process has written.
 """
 
 import os
@@ -20,7 +20,7 @@ _BURST = 40
 
 
 class PiecesDisk(Disk):
-    """Writes piece by piece, so that somebody who looks, or kills, in between finds half a message."""
+    """Writes piece by piece, so that a reader or a kill in between finds half a message."""
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
         view = memoryview(data).cast("B")

@@ -1,9 +1,8 @@
-"""Command lines of the tests: run in this process by the program's own entry, or as the installed script in a process
-of their own.
+"""Runs command lines for tests: in this process by the program's own entry, or as the installed script in a separate
+process.
 
-Starting the interpreter and importing everything takes a second a command, so `run_here` is the way for whatever a
-command answers. A process is for what only a process shows: signals, locks between processes, the installed script
-itself.
+A start of the interpreter with all imports takes a second, so `run_here` is the usual way. A separate process is only
+for signals, locks between processes, and the installed script itself.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from tiered_index.cli.main import LateCommand, run
 
 TOP = Path(__file__).resolve().parents[3]
 SCRIPT = Path(sys.executable).with_name("tiered-index")
-# a command's parser is made once a process, as a real one does
+# one parser per process for each command, as in a real process
 _PARSERS = {
     (typer.main, "get_command"): functools.cache(typer.main.get_command),
     (LateCommand, "loaded"): functools.cache(LateCommand.loaded),
@@ -47,7 +46,7 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """The JSON document on stdout; fails where stdout is anything else."""
+        """The JSON document on stdout; fails if stdout has anything else."""
         return json.loads(self.out)
 
     @property
@@ -91,8 +90,9 @@ def run_here(
     program: Callable[[list[str]], None] = run,
     stdin: bytes = b"",
 ) -> Outcome:
-    """Run a command line in this process as the script (or another program) would, streams and environment included;
-    afterwards all is as it was.
+    """Run a command line in this process as the script (or another program) does, with its own streams and environment.
+
+    Afterwards the process is in its previous state.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with (
@@ -123,7 +123,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
-    """Put back what a process would take with it: the logging, the handlers of signals and the working folder."""
+    """Restore the state that dies with a process: the logging, the handlers of signals and the working folder."""
     logger = logging.getLogger("tiered_index")
     logging_before = logger.level, logger.propagate, list(logger.handlers)
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -132,7 +132,7 @@ def _put_back() -> Iterator[None]:
         yield
     finally:
         level, logger.propagate, logger.handlers[:] = logging_before
-        logger.setLevel(level)  # which also clears what its children have cached
+        logger.setLevel(level)  # also clears the levels that its children have cached
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(None)
         for number, handler in handlers.items():
@@ -141,12 +141,12 @@ def _put_back() -> Iterator[None]:
 
 
 class _NeverEnded(BaseException):
-    """No `Exception`, so that the command doesn't report it as an error of its own."""
+    """Not an `Exception`, so that the command doesn't report it as its own error."""
 
 
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Fail a command that never ends, where a process would be killed."""
+    """Fail a command that does not end in time, as a kill of its process would."""
 
     def fail(_: int, __: FrameType | None) -> NoReturn:
         raise _NeverEnded(f"after {seconds} s")

@@ -1,4 +1,4 @@
-"""The two ways to run a command line, and a small index made by it."""
+"""The two ways to run a command line, and a small index made by one."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def message(number):
 
 
 def expected_offsets(topic, key, stop=MESSAGES):
-    """Return what a look-up must find, in answer order."""
+    """Return the right answer of a lookup, in answer order."""
     return [n for n in reversed(range(stop)) if key in message(n)["keys"] and message(n)["topic"] == topic]
 
 
@@ -40,7 +40,7 @@ def write_source(path, start=0, stop=MESSAGES):
 
 @dataclass(frozen=True)
 class Made:
-    """An index: its root, its storage and the file it was made of."""
+    """An index: its root, its storage and its source file."""
 
     folder: Path
 
@@ -79,7 +79,7 @@ def run_here_():
 
 @pytest.fixture(scope="session")
 def in_process():
-    """Return a function that runs a command line in this process and returns its exit code only."""
+    """Return a function that runs a command line in this process and returns only its exit code."""
     return lambda *arguments: run_here(*arguments).code
 
 
@@ -107,7 +107,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def damaged(original, tmp_path):
-    """A copy of the index, to be changed; its root's marker names the copy's storage."""
+    """A copy of the index that a test may change; its root's marker names the copy's storage."""
     made = Made(tmp_path / "copy")
     shutil.copytree(original.folder, made.folder)
     marker = made.root / "tiered_index.json"

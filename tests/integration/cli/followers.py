@@ -1,4 +1,4 @@
-"""`ingest STORE_DIR --follow` and a broker as processes of a test, and a bounded wait for what they do."""
+"""`ingest STORE_DIR --follow` and a broker as processes of a test, and a bounded wait for their progress."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ LIMIT_S = 120
 
 
 def wait_until(condition, what):
-    """Poll until `condition` is true; how long that takes is nobody's business below the limit."""
+    """Poll until `condition` is true, up to a limit."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
@@ -25,7 +25,7 @@ def wait_until(condition, what):
 
 
 class Follower:
-    """The command in a process; its lines as they come."""
+    """The command in a process, with its lines as they arrive."""
 
     def __init__(self, store, root, *more):
         places = ("--root", root, "--storage", f"file://{root.parent / 'objects'}")
@@ -68,7 +68,7 @@ class Follower:
 
 
 def close(process):
-    """Make sure that a process is gone, and its pipes closed."""
+    """End a process if it still runs, and close its pipes."""
     process.kill()
     process.wait(LIMIT_S)
     for pipe in (process.stdout, process.stderr):
@@ -78,7 +78,7 @@ def close(process):
 
 @contextlib.contextmanager
 def starting():
-    """Start followers and brokers that don't outlive the block."""
+    """Start followers and brokers that end with the block."""
     with contextlib.ExitStack() as stack:
 
         def follower(*arguments):
@@ -87,7 +87,7 @@ def starting():
             return made
 
         def broker(store, messages):
-            # by its name, from the repository: a path would not find `tests`, which is not installed
+            # by name, from the repository: a path would not find `tests`, which is not installed
             line = [sys.executable, "-m", "tests.integration.cli.broker_process", str(store), str(messages), "65536"]
             process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
             stack.callback(close, process)

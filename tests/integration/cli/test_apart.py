@@ -1,4 +1,4 @@
-"""Nothing is ever written into a broker's folders: such a root or storage is refused before it is made."""
+"""No command ever writes into a broker's folders: such a root or storage is refused before it is made."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`copy` as a command: once, again, into what is something else, and as a standby's follower in a process."""
+"""`copy` as a command: once, again, into a target that is something else, and as a standby's follower in a process."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`expire` as a command: a dry run, then the record; what `query`, `merge` and `verify` say then."""
+"""`expire` as a command: a dry run, then the record; the output of `query`, `merge` and `verify` afterwards."""
 
 import re
 import time
@@ -60,7 +60,7 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert run_here("expire", *rule, "--yes", "--json").document["objects"] == []
     weaker = run_here("expire", "--storage", store, "--set", "retention.age_s=9000d")
     assert "other topics: expired before" in weaker.out and "would expire" not in weaker.out
-    # the older rule holds for debug-x, the newer one for others
+    # the older rule applies to debug-x, the newer one to others
     mixed = run_here(
         "expire", "--storage", store, "--set", "retention.age_s=50d", "--set", "retention.topics.debug-*=90d"
     )
@@ -77,7 +77,7 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert answer["expired_before_ms"] == pytest.approx(TODAY_MS - 364.5 * DAY_MS, abs=DAY_MS)
     told = run_here("query", "debug-x", "k", "--storage", store)
     assert re.search("complete as of .*; entries before .* have expired", told.out)
-    # orders has entries of before the moment, which is that of debug-x
+    # orders has entries from before the moment, which is that of debug-x
     told = run_here("topics", "--storage", store)
     assert re.search("orders .*; entries before .* have expired, of some topics at least", told.out, re.DOTALL)
 

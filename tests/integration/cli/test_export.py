@@ -1,4 +1,6 @@
-"""`export`, `import` and `du`: equal entries and equal answers by whatever file, which others open as a table."""
+"""`export`, `import` and `du`: equal entries and equal answers with each kind of file, which other tools open as a
+table.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def done(outcome):
 
 @pytest.fixture
 def exported(original, tmp_path, run_here):
-    """Export the index, 100 messages of which are unsealed; return the document."""
+    """Export the index with its 100 unsealed messages; return the document."""
 
     def export(name, *more):
         return done(run_here("export", "--root", original.root, "--out", tmp_path / name, "--json", *more))
@@ -146,7 +148,7 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
     told = done(run_here("export", "--root", where["root"], "--out", tmp_path / "e", "--format", form, "--json"))
     where |= {"root": tmp_path / "two", "storage": f"file://{tmp_path}/s2"}
     options = ("--root", where["root"], "--storage", where["storage"], "--json")
-    if form == "ndjson":  # whose lines don't say the schema
+    if form == "ndjson":  # its lines don't state the schema
         refused = run_here("import", tmp_path / "e", *options)
         assert refused.code == 2 and "does not state the schema" in refused.error["message"]
         IndexService.open(**where, items=500, background=False).close()
@@ -155,7 +157,7 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
     assert (back["put"], back["checksum"]) == (50, told["checksum"])
     with IndexService.open(root=where["root"], background=False) as index:
         items = index.query("t", "k2").items
-        # of which one weight is no number
+        # one of its weights is not a number
         assert repr(items) == repr(first)
         assert index.schema.name == "TaggedItem"
 
@@ -287,7 +289,7 @@ def test_a_root_is_exported_without_its_storage_and_says_what_it_lacks(run_here,
     told = done(run_here("export", "--root", made.root, "--out", out, "--json"))
     assert (told["entries"], told["checksum"], told["missing"]) == (whole["entries"], whole["checksum"], [])
     assert "is it mounted?" in told["not_asked"] and whole["not_asked"] is None
-    # begun anew from the root
+    # begun again from the root
     new = ("--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store", *GEOMETRY)
     back = done(run_here("import", out, *new, "--wait", "--json"))
     assert back["checksum"] == whole["checksum"]

@@ -36,8 +36,8 @@ def write(store, start, stop):
 
 
 def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
-    """Whichever side dies, whenever: at the end every answer is what a scan of the commit log says. The seed is printed
-    on failure.
+    """After a kill of either side at any moment, every final answer equals a scan of the commit log. The seed is
+    printed on failure.
     """
     seed = random.SystemRandom().randrange(1 << 30)
     moments = random.Random(seed)
@@ -186,7 +186,7 @@ def test_a_closed_segment_that_was_cut_short_is_a_loss_of_its_own(run_here, tmp_
     contents = {start: full(log(3, start, first=start), size) for start in (0, size, 2 * size)}
     store = tmp_path / "store"
     folder = write_log(store / "commitlog", size, contents | {3 * size: joined(log(2, 3 * size))})
-    # cut within the blank: nothing is lost to lookups
+    # cut within the blank: lookups still find all messages
     os.truncate(folder / f"{size:020d}", size - 4)
     done = run_here("ingest", store, *small_index, "--archive-segments", *(["--skip-corrupt"] if skip else []))
     if not skip:

@@ -1,4 +1,4 @@
-"""Damage before messages of a clock that was set back is no end of the log for a command that doesn't come again."""
+"""Damage before messages of a clock that was set back does not end the log for a command that runs only once."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, 
 
 
 def test_half_a_message_before_other_bytes_is_the_end_as_ever(run_here, small_index, store):
-    """As a crash leaves it where the broker had cut its log: what is behind doesn't begin where the half message would
+    """A crash leaves this after the broker had cut its log: the later bytes don't begin where the half message would
     end.
     """
     folder, offsets = store

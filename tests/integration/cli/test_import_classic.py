@@ -1,5 +1,5 @@
 """`import-classic`: RocketMQ's golden index files and made ones, with the commit log whole, partly deleted, and of
-somebody else.
+another store.
 """
 
 import json
@@ -21,12 +21,14 @@ from tiered_index.storage.memory import MemoryStorage
 
 GEOMETRY = Geometry(20, 100)
 SPANNING = Geometry(20, 51)
-"""Files of 50 entries: a message of three has them in two files now and then."""
+"""Files of 50 entries, so that the three entries of a message are sometimes in two files."""
 SMALL = ("--set", "slots=50", "--set", "items=2000")
 
 
 def made(folder, count=200, geometry=GEOMETRY, **fields):
-    """Write a store with classic index files of 99 entries, two keys and a unique one a message; return its offsets."""
+    """Write a store with classic index files of 99 entries, with two keys and a unique one per message; return its
+    offsets.
+    """
     names = iter(f"2026112010000{n:04d}" for n in range(1_000))
     with StoreWriter(folder, segment_bytes=SEGMENT, index=geometry, index_name=lambda: next(names)) as writer:
         offsets = []
@@ -72,7 +74,7 @@ def test_golden_index_files_give_what_the_log_has(run_here, tmp_path, where):
     again = run_here("import-classic", store / "index", *where).document
     assert again["resumed_from"] == document["position"]
     assert again["entries_read"] == again["hidden_messages"] == 0
-    # the store itself adds nothing to answers that are there
+    # the store itself adds nothing to existing answers
     assert run_here("ingest", store, *where).document["messages"] == 170
     with IndexReader.open(root=tmp_path / "root") as reader:
         check(reader, scan(store))
@@ -116,7 +118,7 @@ def test_further_keys_of_the_last_message_are_taken_when_they_come(tmp_path):
         (store / "index" / name).rename(tmp_path / "later" / name)
     with open_index(tmp_path) as index:
         first = imported(index, store)
-        assert (first.entries, first.position) == (50, offsets[16])  # 16 messages, and two keys of the next
+        assert (first.entries, first.position) == (50, offsets[16])  # 16 messages, and two keys of the next one
         (tmp_path / "later" / names[1]).rename(store / "index" / names[1])
         second = imported(index, store)
         assert (second.read, second.position) == (52, offsets[33])
@@ -133,7 +135,7 @@ def test_entries_of_nobody_and_hidden_messages_are_counted_apart(tmp_path):
     data = bytearray(path.read_bytes())
     at = GEOMETRY.entries_at + 5 * ENTRY_BYTES
     (hashed,) = [int.from_bytes(data[at : at + 4], "big")]
-    # another hash of the same slot, so that the file is sound
+    # another hash of the same slot, so that the file stays valid
     data[at : at + 4] = (hashed - GEOMETRY.slots).to_bytes(4, "big")
     path.write_bytes(data)
     with open_index(tmp_path) as index:

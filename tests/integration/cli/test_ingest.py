@@ -232,7 +232,7 @@ def holds_lock(root, pid):
 
 
 def test_sigkill_at_any_moment_and_the_same_command_again(made):
-    """Every entry is found exactly once however often the command was killed, while the file grows.
+    """Every entry is found exactly once after any number of kills, while the file grows.
 
     The seed is printed on failure.
     """
@@ -243,13 +243,13 @@ def test_sigkill_at_any_moment_and_the_same_command_again(made):
     line = [SCRIPT, "ingest", made.source, *places, *["--slots", "32", "--items", "1000", "--wait"]]
     environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")
     kills = 0
-    # a process may end before it is killed, so there are more rounds until two were
+    # a process may end before its kill, so there are more rounds until two were killed
     for number in range(most):
         if number >= least and kills >= 2:
             break
         write_source(made.source, number * grown, (number + 1) * grown)
         process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-        # counted from the lock, or all moments would fall into the interpreter's start
+        # counted from the lock, or all moments would be in the interpreter's start
         deadline = time.monotonic() + 60
         while not holds_lock(made.root, process.pid) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -314,7 +314,7 @@ def test_columns_of_ones_own_and_row_numbers(run_here, made, tmp_path, monkeypat
     shown = run_here("query", "birds", "wren", "--root", made.root).out
     assert re.search(r"region +weight +tag +uuid *\n", shown)
     assert re.search(r" 9 +1\.0 +vip +none *\n", shown)
-    # the index knows its columns; a bad line is named, and constants stand for what a file lacks
+    # the index knows its columns; a bad line is named, and constants replace columns that a file lacks
     more = tmp_path / f"more.{kind}"
     if kind != "parquet":
         more.write_text(path.read_text().replace(f"{BEGIN_MS}", f"{BEGIN_MS + 5000}"))

@@ -1,5 +1,5 @@
-"""`ingest STORE_DIR` compares every body with its CRC, also beside a broker; what contradicts it is an error that names
-file and offset.
+"""`ingest STORE_DIR` compares every body with its CRC, also beside a broker. The error of a wrong body names file and
+offset.
 """
 
 import pytest
@@ -14,7 +14,7 @@ BAD = 40
 
 @pytest.fixture
 def store(tmp_path):
-    """A store of a broker that runs, with one flipped bit in the body of message 40 of 100."""
+    """A store of a running broker, with one flipped bit in the body of message 40 of 100."""
     writer = StoreWriter(tmp_path / "store", segment_bytes=SEGMENT)
     put = [writer.put("orders", 0, b"body %d" % n, keys=f"own-{n}", store_ms=1_700_000_000_000 + n) for n in range(100)]
     writer.flush()

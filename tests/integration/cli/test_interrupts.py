@@ -1,4 +1,4 @@
-"""An interrupt ends a command with exit code 130 and one line, wherever Python is when it comes."""
+"""An interrupt ends a command with exit code 130 and one line, at any place of Python's work."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.cli.conftest import write_source
 
-# What Python can't raise it prints as "Exception ignored in", and goes on: in finalizers, and while it ends.
+# In finalizers, and while it ends, Python can't raise an error. It prints "Exception ignored in" and continues.
 _PLACES = {
     "in a finalizer": "class Garbage:\n    def __del__(self):\n        signal.raise_signal(signal.SIGINT)\nGarbage()\n",
     "in a weak reference's callback": (

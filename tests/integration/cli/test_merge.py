@@ -1,6 +1,4 @@
-"""`merge` and `orphans` as commands, and what `files`, `inspect`, `dump` and `verify` say of window tables and their
-shards.
-"""
+"""`merge` and `orphans` as commands, and `files`, `inspect`, `dump` and `verify` on window tables and their shards."""
 
 import json
 import os
@@ -25,7 +23,7 @@ HOURS = (1, 13, 30)
 
 @pytest.fixture(scope="session")
 def unmerged(tmp_path_factory):
-    """A storage with files of three hours of two days; nobody may change it."""
+    """A storage with files of three hours of two days. Tests must not change it."""
     folder = tmp_path_factory.mktemp("unmerged")
     settings = {"slots": 16, "items": 4000, "background": False, "local_keep_s": 0, "max_late_s": 10**10}
     with IndexService.open(root=folder / "root", storage=f"file://{folder / 'store'}", **settings) as index:
@@ -91,7 +89,7 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     assert (done.code, done.document["status"]) == (0, "merged")
     (tier,) = done.document["tiers"]
     assert (tier["jobs"], tier["sources"], tier["tables"], tier["entries"]) == (2, 3, 2, 600)
-    # an estimate of what small jobs cost is right to a third
+    # the estimate of the cost of small jobs is right to a third
     jobs = planned.document["tiers"][0]["jobs"]
     for operation in ("get_range", "put"):
         estimate = sum(job["requests"].get(operation, 0) for job in jobs)
@@ -174,7 +172,7 @@ def test_foreign_objects_are_ignored_listed_and_left(run_here, merged, tmp_path)
 
 
 def age(folder, store):
-    """Let everything be a week old: the objects' times, and what the log's records say."""
+    """Make everything a week old: the objects' times, and the times in the log's records."""
     week_ms = 7 * DAY_MS
     storage = open_storage(store)
     for number in range(1, state(store).number + 1):
@@ -185,13 +183,11 @@ def age(folder, store):
 
 
 def rewrite(storage, number, change):
-    """Replace a log record by a changed one, its checksum right, and drop the checkpoints, which would contradict
-    it.
-    """
+    """Replace a log record by a changed one with a right checksum, and drop the checkpoints that contradict it."""
     document = change(decode_document(storage.get(log_name(number)), "log"))
     document.pop("version", None)
     storage.put(log_name(number), encode_document(document))
-    # whoever writes another record has to write what follows it, too
+    # a changed record needs all later records written again
     following = number
     while next(iter(storage.list(log_name(following := following + 1))), None) is not None:
         document = decode_document(storage.get(log_name(following)), "log")
@@ -266,7 +262,7 @@ def test_a_log_that_says_otherwise_than_the_shard(run_here, merged, field):
 
 
 def test_missing_and_overlapping_slots_of_a_table(run_here, merged):
-    """A shard that its record forgot, one of the same slots, and a table that goes only in part."""
+    """A shard that its record does not name, one of the same slots, and a table that is only partly removed."""
     storage, (number, other) = merge_records(merged)
     kept = storage.get(log_name(number)), storage.get(log_name(other))
     rewrite(storage, number, lambda record: {**record, "add": []})

@@ -1,5 +1,5 @@
-"""`message ID --topic T` where many messages carry the id: none that has it as its unique key is denied, and a cut
-answer says so.
+"""`message ID --topic T` for an id that many messages carry: it shows every message that has it as its unique key, and
+reports a cut answer.
 """
 
 import pytest
@@ -13,8 +13,9 @@ T = 1_700_000_000_000
 
 @pytest.fixture
 def asked(run_here, tmp_path):
-    """Return a function that shows a message by its unique key: ONE is one message's, MANY that of 40, and both are
-    others' keys, too.
+    """Return a function that shows a message by its unique key.
+
+    ONE is one message's unique key, MANY that of 40 messages. Other messages have both as keys, too.
     """
     with StoreWriter(tmp_path / "store") as writer:
         writer.put("t", 0, b"the one", uniq_key="ONE", store_ms=T)
@@ -91,7 +92,7 @@ def test_what_a_place_held_has_its_state_with_a_topic_as_without(run_here, tmp_p
         text = run_here("message", msg_id, "--topic", "t", "--store", store, *index)
         assert f"{state}" in text.out
         assert "no message of t" not in text.out
-    # a message of another topic is not what was asked for, and a unique key names no place
+    # a message of another topic is not a match, and a unique key names no place
     place = offset_msg_id(Host("127.0.0.1", 10911), whole.offset)
     other = run_here("message", place, "--topic", "u", "--store", store, *index, "--json")
     assert (other.code, other.document["messages"]) == (1, [])

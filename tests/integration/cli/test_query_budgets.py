@@ -1,6 +1,4 @@
-"""`query` held to bounds, and over several indexes: exit codes, the one document on stdout, what people read, and what
-stderr says.
-"""
+"""`query` with bounds, and over several indexes: exit codes, the one document on stdout, its text, and stderr."""
 
 import re
 from collections.abc import Callable
@@ -16,14 +14,14 @@ from tiered_index.storage.opening import open_storage
 
 FILES = 6
 REQUESTS = 2 * FILES
-# of a reader without a cache: a directory and a group of each file
+# of a reader without a cache: a directory and a group per file
 Run = Callable[..., Outcome]
 
 
 class Cluster:
     """Two indexes of different sizes below one prefix.
 
-    The key ``all`` is in each file once; their times are the same.
+    Each file has the key ``all`` once. The times of both are the same.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,9 +45,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 @pytest.fixture
 def query(cluster: Cluster) -> Run:
-    """Return a function that looks ``all`` up in the first index, or in the storages that are given, in this process.
+    """Return a function that looks ``all`` up in the first index, or in the given storages, in this process.
 
-    One file is read after the other, so that what a page costs does not depend on which of several was faster.
+    It reads one file after the other, so that a page's cost does not depend on the speed of several reads.
     """
 
     def run(*arguments: object, storages: tuple[str, ...] = (cluster.uri("a"),)) -> Outcome:
@@ -132,7 +130,7 @@ def test_a_time_that_is_up_leaves_an_answer_without_any(query, every):
 def test_bounds_are_of_all_pages_together(query, cluster, limit):
     done = query("--json", "--all", "--max", 1, "--max-requests", limit)
     *lines, last = done.records
-    # the newest file first, a page each
+    # the newest file first, one per page
     assert offsets(lines) == cluster.offsets()[: limit // 2]
     assert last["count"] == len(lines)
     assert last["explain"]["requests"] == limit
@@ -149,7 +147,7 @@ def test_people_see_every_page_before_the_one_that_was_too_much(query):
     assert "3 found, partial" in done.out
     assert "4 pages: 3 files read, " in done.out
     assert ", 7 requests, " in done.out
-    assert "--max-requests=1 reached" in done.err  # what the first three pages left
+    assert "--max-requests=1 reached" in done.err  # the remaining amount after three pages
 
 
 def test_a_cache_spares_the_next_command_what_this_one_paid_for(query, tmp_path):
@@ -185,7 +183,7 @@ def test_the_table_adds_up_to_the_totals(query, flags):
 
 
 def merged(cluster: Cluster) -> list[tuple[int, int, str]]:
-    """Return (time, offset, source) of both indexes' answers, in answer order but for what stands at one place."""
+    """Return (time, offset, source) of both indexes' answers, in answer order except for entries of one place."""
     found = {cluster.uri(name): made.expected("t", "all") for name, made in cluster.made.items()}
     both = [(answer.timestamp_ms, answer.offset, uri) for uri, answers in found.items() for answer in answers]
     return sorted(both, key=lambda entry: (-entry[0], -entry[1]))

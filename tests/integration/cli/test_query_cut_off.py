@@ -1,4 +1,4 @@
-"""`query --messages` and `message` with the root of a follower: what the broker cut off is no live message."""
+"""`query --messages` and `message` with a follower's root: messages that the broker cut off are not live."""
 
 from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.layout import Host, offset_msg_id
@@ -30,5 +30,5 @@ def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path)
             shown = run_here(*line, "--root", tmp_path / "root", "--store", store).out
             assert (f"  {state}\n" in shown) is (state == "local"), line
             assert ("after the end of the log (cut off)" in shown) is (state == "missing"), line
-    # the storage alone doesn't tell
+    # the storage alone doesn't show it
     assert "  local\n" in run_here("query", "t", "U25", "--messages", "--storage", uri, "--store", store).out

@@ -1,4 +1,4 @@
-"""`query --keys FILE`: the same answers as key by key, as a table that goes to stdout or to a file."""
+"""`query --keys FILE`: the same answers as with one key at a time, as a table on stdout or in a file."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def keys(tmp_path):
-    """Return a function that writes a file of keys of a kind."""
+    """Return a function that writes a file of keys in a given format."""
 
     def write(kind, rows=KEYS):
         path = tmp_path / f"keys.{kind}"

@@ -99,7 +99,7 @@ def test_pages_as_lines_and_for_people(run_here, made):
     cold = sum(m.physical_offset < BEGIN_OF_LAST for m in wanted)
     assert (last["status"], last["count"]) == ("complete", len(wanted))
     assert cold == last["states"]["archived"]
-    # a request a message, and one for each segment's table
+    # one request per message, and one for each segment's table
     segments = {lies(m) for m in wanted if m.physical_offset < BEGIN_OF_LAST}
     assert last["explain"]["message_requests"] == cold + len(segments)
     text = run_here(*arguments, "--explain").out
@@ -114,7 +114,7 @@ def test_pages_as_lines_and_for_people(run_here, made):
 
 
 def test_what_cannot_be_had_is_said(run_here, made):
-    """Without the archive: what the broker deleted is expired."""
+    """Without the archive, a message that the broker deleted is expired."""
     late = next(m for m in made.messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
     done = run_here("query", late.topic, late.uniq_key, "--root", made.folder / "root", "--messages")
     assert done.code == 0
@@ -143,7 +143,7 @@ def test_a_message_by_its_id(run_here, made):
         assert [one["message"]["msg_id"] for one in done.document["messages"]] == [first.offset_msg_id]
     key, *_ = first.properties["KEYS"].split()
     other = run_here("message", key, "--topic", first.topic, "--storage", made.uri, "--json")
-    assert (other.code, other.document["messages"]) == (1, [])  # a key, but nobody's unique key
+    assert (other.code, other.document["messages"]) == (1, [])  # a key, but not a unique key of any message
 
 
 @pytest.mark.parametrize("every", [(), ("--all",)])
@@ -165,7 +165,7 @@ def test_limits_are_of_index_and_messages_together(run_here, made, every):
         assert (last["error"]["type"], last["error"]["exit_code"]) == ("BudgetExceeded", 6)
         assert last["explain"]["requests"] <= total - (flags[0] == "--max-requests")
         partial = run_here(*arguments, *flags, "--allow-partial")
-        # no file is known of then, so that there is no answer that would be a part of something
+        # no file is known then, so no partial answer exists
         if flags[0] == "--timeout":
             assert f"while opening {made.uri}" in done.error["message"]
             assert (partial.code, partial.error) == (6, done.error)
@@ -285,7 +285,7 @@ def test_verify_knows_archived_segments(run_here, made):
 
 
 def test_verify_finds_damage_of_archived_segments(run_here, made):
-    """Runs last: it changes the storage, and puts it back."""
+    """Runs last: it changes the storage, and restores it."""
     path = made.objects()[1]
     whole = path.read_bytes()
     stray = path.with_name("00000000000000000001-0123456789abcdef.log")
@@ -300,7 +300,7 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     path.write_bytes(changed)
     stray.write_bytes(b"left by a crash")
     code, findings, notes = found()
-    assert (code, findings) == (0, [])  # a byte of the content shows with --deep only
+    assert (code, findings) == (0, [])  # only --deep finds a wrong byte of the content
     assert [note for note in notes if stray.name in note]
     stray.unlink()
     assert found("--deep")[:2] == (1, [("piece 0", 0), ("segment", None)])
@@ -313,7 +313,7 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
 
 
 def test_a_log_made_anew_is_refused_and_followed_under_another_name(run_here, tmp_path):
-    """What docs/rocketmq.md says: the archived copy stays, and each message is found in the log that it is of."""
+    """As docs/rocketmq.md says, the archived copy stays, and each message is found in its own log."""
     root, uri = tmp_path / "root", f"file://{tmp_path}/storage"
     fixed = ("--root", root, "--slots", 97, "--items", 5000, "--archive-segments", "--wait", "--json")
     first = golden_store.unpack(tmp_path / "store")
@@ -342,7 +342,7 @@ def test_a_log_made_anew_is_refused_and_followed_under_another_name(run_here, tm
 
 @pytest.fixture(scope="module")
 def brokers(run_here, tmp_path_factory):
-    """The prefix of two brokers' indexes, whose archived logs agree in all but the bodies; no store is left."""
+    """The prefix of two brokers' indexes, whose archived logs differ only in the bodies; no store is left."""
     folder, size = tmp_path_factory.mktemp("brokers"), 16_384
     for name in "ab":
         messages = log(60, topic="TopicOrder", body=f"by {name}".encode())

@@ -1,4 +1,4 @@
-"""`verify --deep --repair` puts back what it can and says what is lost; `rebuild` makes an index of the archive."""
+"""`verify --deep --repair` restores objects and reports lost ones; `rebuild` makes an index from the archive."""
 
 import json
 import re
@@ -114,7 +114,7 @@ def test_options_that_contradict_each_other(run_here, damaged, wrong):
 
 
 def test_archived_segments_are_put_back_and_lost_files_are_given_up(run_here, place):
-    """A source restores segments. Entries are never made of its messages: what was lost is said."""
+    """A source restores segments. Entries are never made from its messages: the lost ones are reported."""
     first, second, *_ = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(first, 5000)
     second.unlink()
@@ -135,7 +135,7 @@ def test_archived_segments_are_put_back_and_lost_files_are_given_up(run_here, pl
 
 
 def test_segments_without_a_copy_are_given_up_when_that_is_asked_for(run_here, place, tmp_path):
-    """Then everything else is copied, and what lay there is missing by name; the source brings it back."""
+    """Everything else is then copied, and answers name the lost segments as missing. The source restores them."""
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[1], 5000)
     uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
@@ -160,14 +160,14 @@ def test_segments_without_a_copy_are_given_up_when_that_is_asked_for(run_here, p
     assert run_here("ingest", place / "broker", *more).code == 0
     with IndexReader.open(uri) as reader:
         assert RocketmqMessages(None, reader.segment_archive).at(begin).state == "archived"
-    # a start leaves what a record has removed for a day
+    # a start keeps removed objects for a day
     (note,) = run_here("verify", "--storage", uri, "--json").document["notes"]
     assert "expired or was merged" in note
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "another", "no store", "empty"])
 def test_places_that_are_none_are_refused_by_name(run_here, damaged, archived, tmp_path, wrong):
-    """Before anything is read or changed: what was mistyped has no copies."""
+    """The command refuses them before it reads or changes anything, since a mistyped place has no copies."""
     damaged.objects()[0].unlink()
     where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
     uri = {"nothing": f"file://{tmp_path}/none", "another": f"file://{archived}/store", "empty": ""}
@@ -199,7 +199,7 @@ def test_a_rebuilt_index_brings_back_nothing_that_was_erased(run_here, place, tm
     built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
     assert built.code == 0 and built.document["check"]["same"], built.err
     assert built.document["expired"] == whole["entries"] - built.document["entries"] > 0
-    # nor does the store that the new index follows then
+    # nor does the store that the new index then follows
     follow = ("ingest", place / "broker", "--root", tmp_path / "root", "--storage", new, *SMALL, "--store-name", "b")
     assert run_here(*follow, "--wait").code == 0
     exported = tmp_path / "entries.ndjson"

@@ -1,4 +1,4 @@
-"""docs/restore.md: each recipe is run as it stands, after the incident that it is for; no entry is lost."""
+"""docs/restore.md: each recipe runs unchanged, after its incident. No entry is lost."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ingest(here):
-    """Return a function that adds messages of one key to the source, and ingests it."""
+    """Return a function that adds messages of one key to the source, and ingests them."""
     written = [0]
 
     def ingest(count, *more, root="root", stdin=False):
@@ -52,7 +52,7 @@ def ingest(here):
 
 
 def follow(recipe, here):
-    """Run the lines of a recipe; each has the exit code that it says, 0 without one."""
+    """Run the lines of a recipe. Each ends with its stated exit code, or with 0."""
     for line in RECIPES[recipe].replace("$PWD", str(here)).splitlines():
         command, _, comment = line.partition("#")
         code = int(comment.removeprefix(" exit code ")) if comment else 0
@@ -91,7 +91,7 @@ def machine_cloned(here, ingest):
     ingest(100)
     shutil.copytree("root", "clone")
     ingest(100, "--wait", root="clone", stdin=True)
-    # which is not uploaded yet
+    # these messages are not uploaded yet
     ingest(100, root="clone", stdin=True)
 
 
@@ -182,7 +182,7 @@ def gauges(where):
 def test_metrics_show_a_standby_that_is_behind_and_a_log_that_went_back(here, ingest):
     region_lost(here, ingest)
     store, standby = gauges(STORE.format(here)), gauges(f"file://{here}/standby")
-    # what the rules StandbyBehind and WentBack compare
+    # the values that the rules StandbyBehind and WentBack compare
     published = "published_timestamp_seconds"
     assert (store[published], standby[published]) == (1_700_000_299, 1_700_000_099)
     assert store["log_number"] > standby["log_number"] > 0

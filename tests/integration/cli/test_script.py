@@ -1,5 +1,5 @@
-"""The installed script and the module in processes of their own: exit codes and streams are those that other tests see
-in process.
+"""The installed script and the module in separate processes: exit codes and streams equal those of other tests in this
+process.
 """
 
 from tests.integration.cli.command_lines import Outcome, run_here, run_script

@@ -1,4 +1,4 @@
-"""A storage that does not answer: what is told meanwhile, and that lookups end in time."""
+"""A storage that does not answer: the messages during the wait, and the timely end of lookups."""
 
 import json
 import socket
@@ -13,14 +13,14 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REG
 
 @pytest.fixture
 def silent():
-    """The URI of a storage that takes connections and never answers."""
+    """The URI of a storage that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 def test_retries_are_told_from_the_first_on(run_here):
     with scripted_server() as server:
-        # lease and log are asked for side by side
+        # requests for lease and log are concurrent
         server.answers(*[error(500, "InternalError")] * 2, *[error(404, "NoSuchBucket")] * 2)
         done = run_here("files", "--storage", f"s3://bucket/p?endpoint_url={server.endpoint_url}", environment=KEYS)
     *retries, last = done.err.splitlines()
@@ -68,7 +68,7 @@ def test_a_root_answers_in_time_though_its_storage_is_silent(run_here, root, sil
     assert told.code == 0, told
     assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in told.out
     assert "did not answer within half of timeout_s" in told.out
-    # whoever names the storage asked for it
+    # the command line names the storage
     named = run_here(*query[:-1], 0.5, "--storage", silent, environment=KEYS)
     assert (named.code, named.out) == (6, "0 found, partial\n")
 

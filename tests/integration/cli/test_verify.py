@@ -1,4 +1,4 @@
-"""`verify` finds every kind of damage, says where, and exits with 1; a sound index passes, also deeply."""
+"""`verify` finds every kind of damage, names its place, and exits with 1. An intact index passes, also with --deep."""
 
 import json
 import re
@@ -151,7 +151,7 @@ def test_a_damaged_log_record(run_here, damaged):
 
 def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
     changed, previous = False, None
-    # the records behind it name it: all are written anew, as whoever has the keys of the storage could
+    # the later records name it, so all are written again: any holder of the storage's keys can do that
     for path in sorted(damaged.objects("log")):
         body = json.loads(path.read_bytes().rpartition(b"\n#crc32 ")[0])
         if body["kind"] == "publish" and not changed:
