@@ -83,7 +83,7 @@ def end_lives(config: IndexConfig, workload: Workload, topic: str, key: str, exp
         if log.refresh().number != state.number:
             wrong.append("a dry run of retention changed the log")
         if any(stored.second_max * 1000 >= before_ms for stored in plan.objects):
-            wrong.append("retention would remove what is young enough")
+            wrong.append("retention would remove entries that are young enough")
         older = sum(stored.second_max * 1000 < plan.expired.of_all_ms for stored in state.objects.values())
         if len(plan.objects) != older:
             wrong.append(f"retention would remove {len(plan.objects)} objects, {older} are old enough")
@@ -158,14 +158,14 @@ class Stages:
                     position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]
                     log_end = written.offset if written is not None else 0
                     kills.append({"moment": text, "resumed_from": position, "log_end": log_end, "notes": len(notes)})
-                    self.say(f"SIGKILL {text}; {_recovered(notes)}; goes on at byte {position:,} of the commit log")
+                    self.say(f"SIGKILL {text}; {_recovered(notes)}; continues at byte {position:,} of the commit log")
                 else:
-                    self.say(f"the process was too fast to be killed {text}")
+                    self.say(f"the process ended before it could be killed {text}")
         self.broker.wait_written()
         summary = follower.finish(end)
         self.figures["kills"] = kills
         self.say(
-            f"the same command again took bytes {summary['resumed_from']:,} to {summary['position']:,}; files: "
+            f"the same command again read bytes {summary['resumed_from']:,} to {summary['position']:,}; files: "
             f"{summary['files']}"
         )
 
@@ -190,7 +190,7 @@ class Stages:
             try:
                 index.run_lifecycle()
             except StorageUnavailable as error:
-                self.say(f"compacted, and kept locally while the storage is away ({error})")
+                self.say(f"compacted, and kept locally while the storage is unreachable ({error})")
             self.figures["compact_entries_per_s"] = round(entries / (time.monotonic() - started_s))
             self._check("compacted file", index, lookups)
             outage.clear()
@@ -255,7 +255,7 @@ def _simulated(text: str) -> StorageUnavailable:
 
 def _recovered(notes: list[str]) -> str:
     if not notes:
-        return "recovered, nothing was half-made"
+        return "recovered, no half-made files"
     more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
     return f"recovered: {notes[0]}{more}"
 
@@ -270,11 +270,11 @@ LOOKUP_COLUMNS = ("look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests"
 def demo(
     session: Session,
     messages: int = Option(2_000_000, min=10_000, help="Messages of the stream."),
-    lookups: int = Option(1_000, min=1, help="Look-ups in each local state."),
-    cold_lookups: int = Option(200, min=2, help="Look-ups straight from the storage."),
-    seed: int = Option(1, help="Everything random follows from it."),
-    keep: Path | None = Option(None, help="Work in this folder and leave it, and the storage, as they are."),
-    serve: bool = Option(False, "--serve", help="Serve the store while it is written, until ended."),
+    lookups: int = Option(1_000, min=1, help="Lookups in each local state."),
+    cold_lookups: int = Option(200, min=2, help="Lookups in the storage alone."),
+    seed: int = Option(1, help="Seed of all random choices."),
+    keep: Path | None = Option(None, help="Work in this folder, and keep it and the storage."),
+    serve: bool = Option(False, "--serve", help="Serve the store while it is written, until Ctrl-C."),
     port: int = Option(8080, min=0, max=65535, help="With --serve: port of HTTP and the console; 0: any free one."),
     rocketmq_port: int = Option(9876, min=0, max=65535, help="With --serve: port for RocketMQ's tools."),
 ) -> int:
@@ -300,7 +300,7 @@ def demo(
     """
     if serve:
         if session.storage is not None:
-            raise InvalidArgument("--serve keeps its index in a folder: leave --storage out")
+            raise InvalidArgument("--serve keeps its index in a folder: leave out --storage")
         layout = geometry_of(messages)
         with _folder(keep) as folder:
             ServedDemo(folder, messages, seed, layout, port, rocketmq_port, session.config_file).run(session.out)
@@ -352,7 +352,9 @@ def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
     """Yield `storage` with a new prefix below it, else an embedded S3 server, else a folder."""
     if storage is not None:
         if storage.startswith("memory://"):
-            raise ConfigError("memory:// lives in one process; the demo's writer is another one")
+            raise ConfigError(
+                "memory:// exists in one process only, and the demo's writer is another one: choose another storage"
+            )
         before, mark, parameters = storage.partition("?")
         uri = f"{before.rstrip('/')}/demo-{uuid.uuid4().hex[:12]}{mark}{parameters}"
         yield Place(uri, uri, {})

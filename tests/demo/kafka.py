@@ -130,7 +130,7 @@ class Stages:
         self.figures |= {name: done[name] for name in ("resumed_from", "entries_per_s", "files")}
         self.figures["records_per_s"] = round(done["messages"] / done["ingest_s"])
         self.say(
-            f"the same command again took records {done['resumed_from']:,} to {done['position']:,}, three keys each; "
+            f"the same command again read records {done['resumed_from']:,} to {done['position']:,}, three keys each; "
             f"files: {done['files']}"
         )
 
@@ -226,7 +226,7 @@ def _errors(process: subprocess.Popen[str]) -> str:
 def demo(
     session: Session,
     records: int = Option(200_000, min=2_000, help="Records of the topics."),
-    lookups: int = Option(200, min=1, help="Look-ups by each kind of key."),
+    lookups: int = Option(200, min=1, help="Lookups by each kind of key."),
 ) -> int:
     """Show Kafka beside the engine: topics are followed, and the follower is killed. Every record is found again, also
     after the brokers have deleted it.
@@ -281,7 +281,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
             "keys of a record": ", ".join(KEYS),
             "rate after the kill": f"{human_count(figures['records_per_s'])} records/s, "
             f"{human_count(figures['entries_per_s'])} entries/s",
-            "kills survived": f"1 (went on after the {human_count(figures['resumed_from'])} records that were on disk)",
+            "kills survived": f"1 (continued after {human_count(figures['resumed_from'])} records, which were on disk)",
             "records lost": figures["records_lost"],
             "records doubled": figures["records_doubled"],
             "left at the brokers": f"{figures['records_at_brokers']} records",
