@@ -22,8 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import HashRule, joint_rule, normal_hashes
-from tiered_index.format.schema import Schema, listed
+from tiered_index.format.schema import Schema
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.catalog.catalog import Handle
@@ -234,16 +235,13 @@ class Export(Iterator[pa.RecordBatch]):
         arrays = []
         for field in self.schema:
             if field.name == "topic":
-                arrays.append(_topics(items["topic_id"], names))
+                arrays.append(topic_names(items["topic_id"], names))
             elif field.name == "timestamp_ms":
                 arrays.append(pa.array(seconds * 1000))
             elif field.name == "key_hash":
                 arrays.append(pa.array(normal_hashes(items["key_hash"])))
-            elif pa.types.is_binary(field.type):
-                arrays.append(pa.array(listed(items[field.name]), field.type))
             else:
-                values = items[field.name]
-                arrays.append(pa.array(values.astype(values.dtype.newbyteorder("="))).cast(field.type))
+                arrays.append(array_of(items[field.name], field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -275,19 +273,6 @@ def entries_checksum(batch: pa.RecordBatch, schema: Schema) -> int:
     ids = np.array([*map(assigned_topic_id, topics.dictionary.to_pylist()), 0], np.int32)
     items["topic_id"] = ids[topics.indices.fill_null(len(ids) - 1).to_numpy(zero_copy_only=False)]
     return entry_checksum(items, batch.column("timestamp_ms").to_numpy(zero_copy_only=False) // 1000)
-
-
-def _topics(ids: Array, names: Mapping[int, str]) -> pa.Array:
-    """Return the name of each topic id, null if it has none. Raises `InvalidArgument` for a lone surrogate."""
-    encoded = pa.array(np.ascontiguousarray(ids, ids.dtype.newbyteorder("="))).dictionary_encode()
-    known = [names.get(topic_id) for topic_id in encoded.dictionary.to_pylist()]
-    try:
-        texts = pa.array(known, pa.string())
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"topic {error.object!r:.80} has a lone surrogate, which can't be exported as text"
-        ) from error
-    return texts.take(encoded.indices)
 
 
 def topics_of(topics: str | Iterable[str] | None) -> list[str] | None:

@@ -19,9 +19,10 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.schema import Schema, listed
+from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.retention import Expired
 from tiered_index.service.answers.batch import LookupBatch
@@ -250,18 +251,6 @@ def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) ->
     if name == "timestamp":
         return pa.array(columns["second"] * 1_000_000).cast(kind)
     if name == "topic" and "topic" not in columns:
-        ids = np.array([topic_id for topic_id, _ in metadata.topics], np.int64)
-        order = np.argsort(ids)
-        at = np.searchsorted(ids[order], columns["topic_id"].astype(np.int64))
-        known = at < len(ids)
-        known[known] = ids[order][at[known]] == columns["topic_id"][known]
-        texts = pa.array([metadata.topics[i][1] for i in order.tolist()], pa.string())
-        return pa.DictionaryArray.from_arrays(pa.array(at.astype(np.int32), mask=~known), texts).cast(kind)
+        return topic_names(columns["topic_id"], dict(metadata.topics)).cast(kind)
     values = columns[name]
-    if isinstance(values, list):
-        return pa.array(values, kind)
-    if values.dtype.kind in "SV":
-        return pa.array(listed(values), kind)
-    native = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
-    # Arrow casts unsigned 64-bit numbers to decimals only from text
-    return native.cast(pa.string()).cast(kind) if pa.types.is_decimal(kind) else native.cast(kind)
+    return pa.array(values, kind) if isinstance(values, list) else array_of(values, kind)

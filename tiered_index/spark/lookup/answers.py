@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.format.arrow import array_of
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
@@ -176,7 +177,10 @@ class _Partition:
             failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
         statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(STATUSES)).cast(pa.string())
         names = self._names(part)
-        entries = _entries(rows, self._plan.schema)
+        entries = [
+            array_of(rows["second"] * 1000 if name == "timestamp_ms" else rows[name], kind)
+            for name, kind in entry_columns(self._plan.schema)
+        ]
         if nested:
             records = pa.StructArray.from_arrays(entries, fields=list(schema.field("entries").type.value_type))
             lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
@@ -198,17 +202,6 @@ class _Partition:
             return cells_of(self.batch.packed[part], np.arange(part.stop - part.start))
         first = self._plan.partition(self._number).start
         return pa.array(np.arange(first + part.start, first + part.stop))
-
-
-def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
-    found = []
-    for name, kind in entry_columns(schema):
-        values = rows["second"] * 1000 if name == "timestamp_ms" else rows[name]
-        if values.dtype.kind == "V":
-            found.append(pa.array(values.tolist(), kind))
-        else:
-            found.append(pa.array(np.ascontiguousarray(values)).cast(kind))
-    return found
 
 
 # Value of `messages` for the archived segments in the index's storage.
