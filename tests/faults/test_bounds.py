@@ -129,7 +129,7 @@ def test_health_says_that_the_next_file_has_no_room_yet(make_world):
     assert service.health()["problems"] == []
 
 
-def test_health_tells_of_a_defect_that_a_worker_met(make_world, monkeypatch):
+def test_health_reports_an_unexpected_error_of_a_worker(make_world, monkeypatch):
     """An unexpected error must be reported, too."""
     service = make_world().open(background=True, flush_interval_s=0.005)
     monkeypatch.setattr(service._flusher, "_run_round", lambda: {}["a defect"])

@@ -97,7 +97,7 @@ def right(made: ColdIndex, answer: QueryResult, key: str = "all") -> None:
 
 
 @pytest.mark.parametrize("files", SIZES)
-def test_explain_says_what_went_over_the_wire(wire: Wire, files: int) -> None:
+def test_explain_has_the_requests_on_the_wire(wire: Wire, files: int) -> None:
     made = wire.made[files]
     with wire.reader(files, block_cache_bytes=0) as reader:
         for requests in (2 * files, files):  # at first also each directory, by one exact GET
@@ -145,7 +145,7 @@ def test_an_early_stop_is_made_before_the_requests_are(wire: Wire, max_count: in
         assert answer.explain.files_skipped == 100 - max_count
 
 
-def test_searches_that_are_given_up_ask_for_nothing_more(wire: Wire, tmp_path: Path) -> None:
+def test_abandoned_searches_send_no_more_requests(wire: Wire, tmp_path: Path) -> None:
     """The key is in some files only. Searches run ahead, and the report includes their requests up to the answer."""
     made = wire.made[100]
     chosen = random.Random(3)
@@ -270,7 +270,7 @@ LASTING: dict[str, tuple[Action, type[Exception]]] = {
 
 
 @pytest.mark.parametrize(("action", "kind"), LASTING.values(), ids=LASTING.keys())
-def test_what_lasts_from_the_middle_of_a_lookup_on_is_a_typed_error(
+def test_an_outage_from_the_middle_of_a_lookup_is_a_typed_error(
     wire: Wire, action: Action, kind: type[Exception]
 ) -> None:
     """The first responses arrive, then none. The lookup raises an error and never returns a short list. Afterwards, the

@@ -109,7 +109,7 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
     world.check()
 
 
-def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_is_back(kept):
+def test_a_damaged_copy_found_while_the_storage_was_down_is_skipped_once_it_is_back(kept):
     world = kept
     world.service.close()
     for path in (world.root / "uploaded").glob("*.index"):

@@ -57,7 +57,7 @@ def test_a_hole_in_the_log_is_damage(without_checkpoints):
     reopened(world)
 
 
-def test_a_damaged_checkpoint_is_passed_over(published):
+def test_a_damaged_checkpoint_is_skipped(published):
     world = published
     state = world.service.log_state
     names = [info.name for info in world.storage.list("checkpoint/")]

@@ -106,7 +106,7 @@ def test_a_flush_that_fails_makes_no_position_durable(make_world):
     assert service.durable_position("log") == 6
 
 
-def test_a_flush_that_failed_half_way_goes_on_where_it_stopped(make_world):
+def test_a_flush_that_failed_half_way_continues_where_it_stopped(make_world):
     """The flush writes no entry twice. Answers would hide that, since they have each identity once."""
     failed = 0
     for number in range(1, 40):

@@ -143,7 +143,7 @@ def test_the_old_state_or_the_new_one(
     assert not life.state.files
 
 
-def test_a_merge_that_fails_takes_back_what_it_sent(make_life: Callable[[], Merging]) -> None:
+def test_a_merge_that_fails_deletes_its_uploads(make_life: Callable[[], Merging]) -> None:
     life = make_life()
     before = {info.name for info in life.storage.list("data/")}
     nth = reads_of_tasks(make_life())
@@ -154,7 +154,7 @@ def test_a_merge_that_fails_takes_back_what_it_sent(make_life: Callable[[], Merg
     assert {info.name for info in life.storage.list("data/")} == before | set(state.objects)
 
 
-def test_the_first_error_counts_not_that_of_taking_back(make_life: Callable[[], Merging]) -> None:
+def test_the_first_error_counts_not_that_of_deleting_uploads(make_life: Callable[[], Merging]) -> None:
     life = make_life()
 
     def fail(faulty: FaultStorage) -> None:

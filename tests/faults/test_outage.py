@@ -268,7 +268,7 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
         assert reader.query("orders", "a").freshness == ()
 
 
-def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_answers(make_world):
+def test_answers_do_not_claim_log_records_read_before_the_storage_failed(make_world):
     world = make_world()
     world.settings["local_keep_s"] = 86400
     world.do("open 9 publish")

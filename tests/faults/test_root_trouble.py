@@ -102,7 +102,7 @@ def world(make_world, trouble):
     return world
 
 
-def test_the_writer_says_it_and_goes_on_once_the_root_is_back(world, trouble):
+def test_the_writer_reports_it_and_continues_once_the_root_is_back(world, trouble):
     before = len(world.service.log_state.objects)
     trouble.begin(world.root)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_the_writer_says_it_and_goes_on_once_the_root_is_back(world, trouble):
     world.do("tidy open check")
 
 
-def test_a_reader_of_the_root_is_told_and_never_answers_short(world, trouble):
+def test_a_reader_of_the_root_gets_an_error_and_never_a_short_answer(world, trouble):
     world.flush()
     with IndexReader.open(root=world.root, storage_backend=world.storage, clock=world.clock) as reader:
         world.check(reader.query)
@@ -163,7 +163,7 @@ def test_a_writer_that_starts_then_is_refused_and_harms_nothing(world, trouble):
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EIO])
-def test_what_could_not_be_deleted_is_deleted_later(make_world, error):
+def test_objects_that_could_not_be_deleted_are_deleted_later(make_world, error):
     world, disk = make_world(), FaultDisk()
     world.open(disk)
     world.do("9 seal")

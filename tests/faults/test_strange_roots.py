@@ -13,7 +13,7 @@ from tiered_index.errors import NotAnIndex
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b"null", b'{"tiered_index": 2}', b'{"tiered_index": 1}', b"\xff\xfe", b"{" * 3000]
 )
-def test_a_marker_that_is_none_is_refused_and_nothing_is_touched(make_world, content):
+def test_an_invalid_marker_is_refused_and_nothing_is_touched(make_world, content):
     world = make_world()
     world.root.mkdir()
     (world.root / "tiered_index.json").write_bytes(content)

@@ -116,7 +116,7 @@ def test_a_journal_without_room_to_grow_ends_its_file(small_world, small_disk):
         assert "pwrite unsealed/.journal" in small_disk.refused
 
 
-def test_the_writers_own_threads_push_back_and_go_on_by_themselves(small_world, small_disk):
+def test_the_writers_own_threads_refuse_puts_and_continue_by_themselves(small_world, small_disk):
     world = small_world()
     service = world.open(small_disk.disk, background=True, flush_interval_s=0.01, lifecycle_interval_s=0.01)
     world.do("5 flush")
@@ -141,7 +141,7 @@ def test_the_writers_own_threads_push_back_and_go_on_by_themselves(small_world, 
     world.tidy()
 
 
-def test_the_console_says_it_by_exit_code_7_and_the_same_command_goes_on(small_disk, tmp_path, monkeypatch):
+def test_the_command_exits_with_7_and_continues_when_repeated(small_disk, tmp_path, monkeypatch):
     source = write_source(tmp_path / "messages.ndjson", 0, 3000)
     root, uri = small_disk.folder / "root", f"file://{tmp_path / 'store'}"
     options = ("--root", root, "--storage", uri, "--slots", 64, "--items", 1500, "--patience", 0)

@@ -214,7 +214,7 @@ class FencingScenarios:
         with open_storage(uri) as other:
             yield open_log(FaultStorage(storage), SystemClock()), open_log(other, SystemClock())
 
-    def test_of_two_records_for_one_number_the_second_takes_the_next(
+    def test_of_two_records_for_one_number_the_second_gets_the_next(
         self, logs: tuple[StorageLog, StorageLog], storage: Storage
     ) -> None:
         first, second = logs
@@ -273,7 +273,7 @@ class FencingScenarios:
         assert type(refused()) is WriterFenced
         assert [record.kind for record in records(storage)] == ["create", "fence", "fence"]
 
-    def test_of_two_claims_of_one_epoch_each_gets_its_own(self, logs: tuple[StorageLog, StorageLog]) -> None:
+    def test_two_claims_of_one_epoch_get_different_epochs(self, logs: tuple[StorageLog, StorageLog]) -> None:
         first, second = logs
         hang = first.storage.hang("put_if_absent", name_prefix="epoch/")
         claimed = beside(first.claim_epoch)

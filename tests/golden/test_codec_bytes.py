@@ -101,7 +101,7 @@ MIN_VALUE_EXCEPTIONS = {
 }
 
 
-def test_where_java_differs_on_min_value(min_value_case):
+def test_java_lacks_the_known_entries_of_min_value(min_value_case):
     lost_on_put = len(min_value_case.wanted_rows) - len(min_value_case.written_rows)
     layout = layout_of(min_value_case)
     in_compacted = (len(min_value_case.compacted) - layout.items_position) // layout.schema.item.itemsize

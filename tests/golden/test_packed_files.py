@@ -107,7 +107,7 @@ def test_writers_make_the_same_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_are_proven_and_answer(name: str) -> None:
+def test_the_stored_files_pass_verify_and_answer(name: str) -> None:
     data = (FOLDER / f"{name}.index").read_bytes()
     verify = verify_shard if name.startswith("table") else verify_compacted
     assert verify(lambda position, length: data[position : position + length], len(data), name) == []

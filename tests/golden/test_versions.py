@@ -96,7 +96,7 @@ def test_it_is_read_as_it_was_written(name: str, sample: Sample) -> None:
 
 
 @every_sample
-def test_its_writer_goes_on(sample: Sample) -> None:
+def test_its_writer_continues(sample: Sample) -> None:
     """The root recovers, files that were not uploaded continue their life cycle, and old and new tables merge."""
     with IndexService.open(root=sample.root, storage=sample.uri, background=False, local_keep_s=0) as index:
         assert index.durable_position("s") > sample.answers["position"]

@@ -81,7 +81,7 @@ def test_a_folder_that_is_a_link_is_refused(storage: LocalStorage, outside: Path
     assert [info.name for info in fresh.list()] == ["data/x/kept"]
 
 
-def test_an_upload_that_is_a_link_is_none(storage: LocalStorage, outside: Path) -> None:
+def test_a_link_is_not_an_upload(storage: LocalStorage, outside: Path) -> None:
     begun = storage.begin_upload("data/x/own")
     before = content(outside)
     for name in (UPLOAD_ID, ".tmp-dropped"):
@@ -95,7 +95,7 @@ def test_an_upload_that_is_a_link_is_none(storage: LocalStorage, outside: Path) 
     assert not (storage.folder / ".%uploads" / ".tmp-dropped").is_symlink()
 
 
-def test_an_object_that_is_a_link_is_none(storage: LocalStorage, outside: Path) -> None:
+def test_a_link_is_not_an_object(storage: LocalStorage, outside: Path) -> None:
     before = content(outside)
     path = storage.folder / "data%" / "x%" / "object"
     path.symlink_to(outside / "object")

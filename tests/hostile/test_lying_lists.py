@@ -57,7 +57,7 @@ def test_a_key_that_was_not_asked_for_is_refused(server: ScriptedServer) -> None
                 list(act(DATA_PREFIX))
 
 
-def test_a_name_that_is_none_is_passed_over(server: ScriptedServer) -> None:
+def test_an_invalid_name_is_skipped(server: ScriptedServer) -> None:
     keys = [f"own/index/data/{name}" for name in ("../../x", "/x", "./x", "x%0a", "x y")]
     with opened(server) as storage:
         for body, act in answers(storage, keys):

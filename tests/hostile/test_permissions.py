@@ -49,7 +49,7 @@ for umask in sys.argv[2:]:
 """
 
 
-def test_nobody_else_may_write_what_is_made(tmp_path: Path) -> None:
+def test_no_other_user_may_write_the_engines_files(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", _LIFE, str(tmp_path), "000", "077"], check=True, capture_output=True, timeout=120
     )

@@ -63,7 +63,7 @@ URIS = [
 
 
 @pytest.mark.parametrize("uri", URIS)
-def test_a_uri_with_a_secret_is_refused_unseen(uri: str, tmp_path: Path) -> None:
+def test_a_uri_with_a_secret_is_refused_without_showing_it(uri: str, tmp_path: Path) -> None:
     for act in (
         lambda: open_storage(uri),
         lambda: IndexConfig(storage=uri),
@@ -126,7 +126,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.mark.usefixtures("credentials")
 @pytest.mark.parametrize("where", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile"])
-def test_an_endpoint_with_a_secret_is_refused_unseen(
+def test_an_endpoint_with_a_secret_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
     url = f"http://user:{SECRET}@127.0.0.1:9"
@@ -168,7 +168,7 @@ def test_a_server_in_trouble(server: ScriptedServer) -> None:
 
 @pytest.mark.usefixtures("credentials")
 @mock_aws
-def test_a_life_shows_none_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_life_shows_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The test reads the marker, the lease, every object's bytes, `health`, `explain`, `repr`, logs, and the output of
     commands with --debug.
     """

@@ -40,7 +40,7 @@ def poison(made: ColdIndex, cache: Path) -> list[Path]:
     return sorted(cache.rglob("*.filter"))
 
 
-def test_what_is_ours_alone_is_believed(made: ColdIndex, tmp_path: Path) -> None:
+def test_a_private_cache_is_trusted(made: ColdIndex, tmp_path: Path) -> None:
     """So no other user may write it. This also proves that the planted filters would change answers."""
     poison(made, tmp_path)
     with made.reader(cache_dir=tmp_path, filter_after_probes=1) as reader:
@@ -73,7 +73,7 @@ _WAYS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("way", _WAYS.values(), ids=_WAYS)
-def test_what_others_may_have_written_is_not(
+def test_a_cache_that_others_may_write_is_not_trusted(
     made: ColdIndex, tmp_path: Path, way: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     for path in poison(made, tmp_path):

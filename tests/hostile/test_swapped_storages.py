@@ -76,7 +76,7 @@ def test_another_indexs_storage_gets_nothing(tmp_path: Path, kind: str, more: in
 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_a_storage_that_is_deleted_is_not_begun_anew(tmp_path: Path, kind: str) -> None:
+def test_a_deleted_storage_is_not_created_again(tmp_path: Path, kind: str) -> None:
     place = Place(tmp_path, kind)
     ours = place.open("ours")
     publish(ours, "ours", 1)

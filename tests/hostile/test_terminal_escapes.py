@@ -79,7 +79,7 @@ def test_every_command_on_an_index(made: Path) -> None:
         assert SAFE in refused_or_done(absent, made / TEXT, *place)
 
 
-def test_damage_is_told_of_a_file_with_such_a_name(made: Path, tmp_path: Path) -> None:
+def test_damage_of_a_file_with_such_a_name_is_reported(made: Path, tmp_path: Path) -> None:
     damaged = tmp_path / f"{NAME}.index"
     damaged.write_bytes(next((made / "root" / "uploaded").glob("*.index")).read_bytes()[:-9])
     for command in ("inspect", "dump"):
@@ -91,7 +91,7 @@ def test_damage_is_told_of_a_file_with_such_a_name(made: Path, tmp_path: Path) -
     assert SAFE in refused_or_done("files", "--config", tmp_path / NAME)
 
 
-def test_who_holds_the_lock_or_the_lease(made: Path, tmp_path: Path) -> None:
+def test_the_holder_of_the_lock_or_the_lease_is_printed_safely(made: Path, tmp_path: Path) -> None:
     uri = (tmp_path / "storage").as_uri()
     settings = {"storage": uri, "slots": 7, "items": 20, "background": False}
     with IndexService.open(root=tmp_path / "root", **settings):
@@ -103,7 +103,7 @@ def test_who_holds_the_lock_or_the_lease(made: Path, tmp_path: Path) -> None:
         assert SAFE in refused_or_done("recover", "--root", tmp_path / "other", "--storage", uri)
 
 
-def test_what_a_server_says() -> None:
+def test_the_text_of_a_server_is_printed_safely() -> None:
     """XML can't have ESC, but it can have C1 controls and direction marks."""
     possible = "\x9b\x9d\x9c\x90\u202e\u2066\u2028\x7f\x85"
     said = "".join(c for c in TEXT if (c.isprintable() or c in possible) and c != "<")
@@ -203,7 +203,7 @@ def test_progress_on_a_terminal_and_off_it(monkeypatch: pytest.MonkeyPatch) -> N
         assert "\x9b" not in stream.getvalue()
 
 
-def test_what_is_printable_stays_as_it_is() -> None:
+def test_printable_text_does_not_change() -> None:
     assert printable("заказ 注文 é €[x] \\") == "заказ 注文 é €[x] \\"
     assert printable("\x1b\x9b\u202e\n\t\ud800\0") == r"\x1b\x9b\u202e\n\t\ud800\x00"
 

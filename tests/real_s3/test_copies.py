@@ -58,7 +58,7 @@ def check(uri: str, sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("way", ["s3 to s3", "s3 to file", "file to s3"])
-def test_a_copy_is_whole_and_an_interrupted_one_goes_on(
+def test_a_copy_is_whole_and_an_interrupted_one_continues(
     filled: str, other: str, tmp_path: Path, sample: Sample, way: str
 ) -> None:
     source, target = filled, other if way.endswith("s3") else f"file://{tmp_path}/copy"

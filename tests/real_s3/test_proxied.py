@@ -20,7 +20,7 @@ DATA = bytes(range(256)) * 1024
 READERS = 16
 
 
-def test_what_passes_the_proxy_is_accepted_and_counted(server: Server, place: str) -> None:
+def test_requests_through_the_proxy_are_accepted_and_counted(server: Server, place: str) -> None:
     with counting_proxy(server.endpoint_url) as proxy:
         with open_storage(server.uri(place, proxy.endpoint_url), parallel_reads=READERS) as opened:
             storage = MeteredStorage(opened)

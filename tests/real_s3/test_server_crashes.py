@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real_s3
 IMPATIENT = S3Options(max_attempts=2, transfer_attempts=2, read_timeout_s=10)
 
 
-def test_what_was_acknowledged_survives(cluster: Cluster, uri: str) -> None:
+def test_acknowledged_writes_survive(cluster: Cluster, uri: str) -> None:
     """Four writers put small objects, like log records. Every acknowledged one is there, whole, and still unique."""
     killed, many = threading.Event(), threading.Event()
 
@@ -78,7 +78,7 @@ HELD: dict[str, tuple[str, str, bool]] = {
 
 
 @pytest.mark.parametrize("held", HELD)
-def test_uploads_go_on_after_the_server_was_killed(
+def test_uploads_continue_after_the_server_was_killed(
     server: Server, cluster: Cluster, place: str, server_gate: Gate, tmp_path: Path, sample: Sample, held: str
 ) -> None:
     (method, path, answer), uri = HELD[held], server.uri(place, server_gate.endpoint_url)

@@ -39,7 +39,7 @@ def kind(items: list[IndexItem], durable: int = LAST, offered: int = LAST, **mor
     return found and found[0]
 
 
-def test_a_right_answer_is_one(items: list[IndexItem]) -> None:
+def test_a_right_answer_has_no_problem(items: list[IndexItem]) -> None:
     assert len(items) == len(range(KEY, LAST + 1, KEYS))
     assert kind(items) is None
     assert kind(items, durable=100) is None
@@ -48,7 +48,7 @@ def test_a_right_answer_is_one(items: list[IndexItem]) -> None:
     assert kind([], truncated=True) is None
 
 
-def test_what_is_missing_is_seen(items: list[IndexItem]) -> None:
+def test_missing_entries_are_seen(items: list[IndexItem]) -> None:
     for at in range(len(items)):
         assert kind(items[:at] + items[at + 1 :]) == "lost"
     assert kind(items[:4] + items[5:10], truncated=True) == "lost"
@@ -57,7 +57,7 @@ def test_what_is_missing_is_seen(items: list[IndexItem]) -> None:
     assert kind([]) == "lost"
 
 
-def test_what_was_never_put_is_seen(items: list[IndexItem]) -> None:
+def test_entries_that_were_never_put_are_seen(items: list[IndexItem]) -> None:
     assert kind(items, durable=100, offered=LAST - KEYS) == "wrong"
     assert kind(items, end_s=items[0].timestamp_ms // 1000 - 1) == "wrong"
     assert kind([*items, items[-1]]) == "wrong"
@@ -68,7 +68,7 @@ def test_what_was_never_put_is_seen(items: list[IndexItem]) -> None:
 
 
 @pytest.mark.parametrize("what", [{}, {"key": KEY}, {"queue": 1}, {"key": KEY + 1}], ids=str)
-def test_what_is_erased_may_be_missing_and_then_must_be(items: list[IndexItem], tmp_path: Path, what: dict) -> None:
+def test_erased_entries_may_be_missing_and_later_must_be(items: list[IndexItem], tmp_path: Path, what: dict) -> None:
     gone = Gone(tmp_path / "journal")
     before_s = sorted(item.timestamp_ms // 1000 for item in items)[len(items) // 2]
     gone.ask(TOPIC, before_s, **what)
@@ -85,7 +85,7 @@ def test_what_is_erased_may_be_missing_and_then_must_be(items: list[IndexItem], 
     assert (kind(items, gone=gone, log_number=7) == "wrong") == (len(left) < len(items))
 
 
-def test_a_journal_tells_what_is_whole(tmp_path: Path) -> None:
+def test_a_journal_gives_only_whole_lines(tmp_path: Path) -> None:
     declared = Declared(tmp_path / "journal")
     declared.look()
     assert (declared.durable, declared.offered, declared.puts) == (-1, -1, 0)

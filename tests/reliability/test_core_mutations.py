@@ -45,7 +45,7 @@ def test_a_key_that_a_giant_slot_lacks(tmp_path, core):
 
 
 @pytest.mark.parametrize("index", [b"[" * 100_000, b'[["x",1e999,0]]', b'[["x",0,-1]]', b"{}", b"[[1,2,3]]", b"\xff"])
-def test_a_summary_of_another_meaning(index):
+def test_a_summary_with_another_meaning(index):
     body = b"TIDXSUM1" + len(index).to_bytes(4, "big") + index
     with pytest.raises(CorruptFile):
         decode(body + crc32(body).to_bytes(4, "big"), "summary")

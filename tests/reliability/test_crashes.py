@@ -61,7 +61,7 @@ def test_many_faults_and_second_crashes(campaign, life):
 
 
 @pytest.mark.parametrize("campaign", CAMPAIGNS)
-def test_a_failure_is_told_and_found_again_by_its_name(campaign, monkeypatch):
+def test_a_failure_is_printed_and_found_again_by_its_name(campaign, monkeypatch):
     def forget(world, ask=None):
         raise AssertionError("durable entries are gone")
 

@@ -77,7 +77,7 @@ def run(act: Callable[[Scheduler], None], seed: int = 0) -> Scheduler:
     return scheduler
 
 
-def test_threads_that_wait_for_each_other_for_ever_are_told() -> None:
+def test_a_deadlock_of_threads_is_reported() -> None:
     def act(scheduler: Scheduler) -> None:
         one, two = threading.Lock(), threading.Lock()
         process = Process("p")
@@ -113,7 +113,7 @@ def test_a_seed_decides_who_is_next() -> None:
     assert sorted(traces[0]) == sorted(traces[2])
 
 
-def test_who_is_killed_does_nothing_more() -> None:
+def test_a_killed_process_does_nothing_more() -> None:
     done: list[str] = []
 
     def act(scheduler: Scheduler) -> None:

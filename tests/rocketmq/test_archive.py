@@ -97,7 +97,7 @@ def test_a_segment_that_was_cut_short_is_named_and_the_others_go_up(tmp_path, in
     assert starts(index) == [SEGMENT]
 
 
-def test_segments_that_are_passed_over_are_losses_until_they_change(tmp_path, index, storage):
+def test_skipped_segments_are_losses_until_they_change(tmp_path, index, storage):
     folder = three_segments(tmp_path)
     whole = (folder / segment_name(0)).read_bytes()
     os.truncate(folder / segment_name(0), SEGMENT - 1)
@@ -144,7 +144,7 @@ def test_a_segment_that_was_rewritten_is_named_and_the_others_go_up(tmp_path, in
     assert starts(index) == [0, SEGMENT]
 
 
-def test_a_log_made_anew_with_other_segments_is_refused(tmp_path, index):
+def test_a_new_log_with_other_segments_is_refused(tmp_path, index):
     SegmentArchiver(index, "s", three_segments(tmp_path)).run_once()
     other = write_log(tmp_path / "other", 600, {start: full(log(2, start), 600) for start in (0, 600, 1200)})
     with pytest.raises(CorruptFile, match="another size"):
@@ -189,7 +189,7 @@ def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, stora
     assert archiver.run_once() == 2
 
 
-def test_an_archiver_goes_on_where_it_was_stopped(tmp_path, storage):
+def test_an_archiver_continues_where_it_was_stopped(tmp_path, storage):
     folder = three_segments(tmp_path)
     index = open_index(tmp_path / "root", storage)
     storage.fail("put_if_absent", nth=2, error=KeyboardInterrupt, name_prefix="log/")
@@ -205,7 +205,7 @@ def test_an_archiver_goes_on_where_it_was_stopped(tmp_path, storage):
             assert storage.get(segment.name)[:SEGMENT] == (folder / segment_name(segment.start)).read_bytes()
 
 
-def test_a_storage_that_is_down_is_told_and_waited_out(tmp_path, index, storage):
+def test_a_storage_that_is_down_is_reported_and_waited_for(tmp_path, index, storage):
     archiver = SegmentArchiver(index, "s", three_segments(tmp_path))
     storage.fail("list", name_prefix="log/")
     with pytest.raises(StorageUnavailable):

@@ -179,7 +179,7 @@ def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
 
 
 @pytest.mark.parametrize("operation", ["put", "get_suffix"])
-def test_an_interrupted_rewriting_takes_back_what_it_sent(life, operation):
+def test_an_interrupted_rewriting_deletes_its_uploads(life, operation):
     """Ctrl-C comes while a segment is sent, and while it is read back."""
     storage, _, _ = life
     faulty, before = FaultStorage(storage), names(storage)
@@ -379,7 +379,7 @@ def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, as
 
 
 @pytest.mark.parametrize("first", ["k-3", "k-4"])
-def test_what_was_erased_in_answers_alone_is_as_it_was(store, life, first):
+def test_messages_erased_only_in_answers_are_unchanged(store, life, first):
     """One key is erased from the bytes. Another key is hidden, before or after."""
     storage, _, _ = life
     for key in sorted(["k-3", "k-4"], key=lambda key: key != first):
@@ -412,7 +412,7 @@ def test_a_copied_index_whose_log_does_not_tell_what_was_erased_proves_it(store,
     assert len(repairs) == 2 and read_all(standby) == read_all(storage)
 
 
-def test_a_copy_that_is_damaged_or_of_another_log_is_none(store, life, tmp_path):
+def test_a_damaged_or_foreign_copy_is_not_used(store, life, tmp_path):
     storage, _, _ = life
     copy_index(storage.uri, f"file://{tmp_path}/standby")
     standby = LocalStorage(tmp_path / "standby")

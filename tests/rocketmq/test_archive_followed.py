@@ -39,7 +39,7 @@ def come_again(followed: Followed) -> None:
     followed.clock.advance(60_000)
 
 
-def test_what_is_not_taken_is_not_archived(followed):
+def test_segments_that_the_follower_has_not_put_are_not_archived(followed):
     offsets = followed.write(100)
     followed.overwrite(offsets[10], JUNK)
     dispatcher, archiver = follow(followed, skip=False)
@@ -56,7 +56,7 @@ def test_what_is_not_taken_is_not_archived(followed):
     assert archived(followed) == local(followed, *range(followed.writer.next_offset // SEGMENT))
 
 
-def test_what_is_not_durable_is_not_archived(followed):
+def test_segments_with_undurable_entries_are_not_archived(followed):
     followed.write(100)
     dispatcher, archiver = follow(followed)
     list(rounds(dispatcher))
@@ -68,7 +68,7 @@ def test_what_is_not_durable_is_not_archived(followed):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restart):
+def test_a_rewritten_segment_replaces_its_copy(followed, restart):
     offsets = followed.write(100)
     followed.overwrite(offsets[10], JUNK)
     dispatcher, archiver = follow(followed)
@@ -103,7 +103,7 @@ def test_a_segment_that_the_broker_wrote_anew_replaces_its_copy(followed, restar
     assert archived(followed) == whole
 
 
-def test_a_segment_that_was_passed_over_is_archived_once_it_is_known_to_be_rewritten(followed):
+def test_a_skipped_segment_is_archived_once_it_is_known_to_be_rewritten(followed):
     offsets = followed.write(100)
     followed.overwrite(offsets[10], JUNK)
     dispatcher, archiver = follow(followed)

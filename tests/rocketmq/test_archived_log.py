@@ -73,7 +73,7 @@ def test_the_same_entries_as_from_the_files_each_piece_fetched_once(store, archi
     assert len(storage.reads) == 5
 
 
-def test_a_piece_that_changed_is_named_or_passed_over_with_every_message_that_reaches_into_it(store, archived):
+def test_a_changed_piece_is_named_or_skipped_with_all_its_messages(store, archived):
     archive, segment = archived
     expected = rows(CommitLogReader(store / "commitlog", check_crc=True), segment.start, segment.end)
     flip_object(archive.storage, segment.name, 2 * PIECE_BYTES + 5)

@@ -154,7 +154,7 @@ def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path,
     assert pulled(broker, "orders", 0, own[0].queue_offset, 120)[0] == own
 
 
-def test_without_queue_offsets_nothing_is_said(index, store):
+def test_without_queue_offsets_nothing_is_claimed(index, store):
     index_log(index, store)
     assert archive(index, store, queues=False) == 5
     for code in (END, BEGIN, STATS, PULL):
@@ -163,7 +163,7 @@ def test_without_queue_offsets_nothing_is_said(index, store):
         assert "--archive-queues" in answer.remark
 
 
-def test_segments_of_before_are_archived_again_with_their_queue_offsets(index, tmp_path):
+def test_segments_archived_without_queue_offsets_are_archived_again_with_them(index, tmp_path):
     """Until then, offsets that may be in these segments are unknown. Afterwards all are known."""
     messages = made(tmp_path / "s", [{"queue_id": n % 2} for n in range(120)])
     index_log(index, tmp_path / "s")
@@ -215,7 +215,7 @@ def reading(storage, **settings):
 
 @pytest.mark.parametrize("now", [False, True])
 @pytest.mark.parametrize("asked", [{"keys": "k-4"}, {"queue_id": 0, "before_ms": BEGIN_MS + 50_000}])
-def test_erased_messages_are_passed_over_whether_their_bytes_are_there_or_not(life, now, asked):
+def test_erased_messages_are_skipped_with_or_without_their_bytes(life, now, asked):
     storage, messages = life
     done = erase(storage.uri, "orders", **asked, yes=True, now=now, grace_s=0)
     assert bool(done.messages_erased) == now
@@ -300,7 +300,7 @@ def test_a_lost_segment_leaves_its_offsets_unknown(life):
         assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
 
 
-def test_a_topic_that_was_made_again_begins_anew(index, tmp_path):
+def test_a_topic_that_was_created_again_begins_at_0(index, tmp_path):
     """Brokers delete a topic's consume queues, and count from 0 again."""
     folder = tmp_path / "s"
     with StoreWriter(folder, segment_bytes=4096) as writer:
@@ -319,7 +319,7 @@ def test_a_topic_that_was_made_again_begins_anew(index, tmp_path):
     assert pulled(broker, "orders", 0, 0, 40)[0] == new
 
 
-def test_a_queue_that_goes_back_in_the_log_is_not_known(index, tmp_path):
+def test_a_queue_whose_offsets_decrease_in_the_log_is_unknown(index, tmp_path):
     """The log does not show which of these messages the broker's own queue has."""
     folder = tmp_path / "s"
     with StoreWriter(folder, segment_bytes=4096) as writer:
@@ -338,7 +338,7 @@ def test_a_queue_that_goes_back_in_the_log_is_not_known(index, tmp_path):
     assert ends(broker, "orders", 1) == (0, 40)
 
 
-def test_prepared_messages_are_in_no_queue_and_tags_are_told_by_messages(tmp_path, index, monkeypatch):
+def test_prepared_messages_are_in_no_queue_and_messages_decide_tags(tmp_path, index, monkeypatch):
     monkeypatch.setattr(archived_queues, "_BATCH", 3)
     puts = []
     for n in range(60):
@@ -363,7 +363,7 @@ def test_logs_of_two_brokers_have_queues_of_their_own(index, tmp_path):
     assert (answer.code, "the logs of 2 brokers" in answer.remark) == (1, True)
 
 
-def test_a_queue_of_which_nothing_is_left_is_not_known(index, tmp_path):
+def test_a_queue_without_messages_left_is_unknown(index, tmp_path):
     """It may have had messages before: 0 would be a guess."""
     messages = made(tmp_path / "s", [{"queue_id": 0 if n < 20 else 1} for n in range(80)])
     index_log(index, tmp_path / "s")

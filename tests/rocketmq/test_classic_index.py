@@ -37,7 +37,7 @@ def test_damaged_headers():
 @pytest.mark.parametrize(
     "geometry", [Geometry(1, 2), Geometry(3, 9), Geometry(50, 200), Geometry(7, 400), Geometry(500, 11)]
 )
-def test_geometry_out_of_the_contents(geometry):
+def test_the_geometry_comes_from_the_contents(geometry):
     assert infer_geometry(filled(geometry, min(geometry.items - 1, 40)).data) == geometry
 
 

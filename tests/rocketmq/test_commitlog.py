@@ -178,7 +178,7 @@ def test_damage_stops_before_it_or_is_skipped_and_named(log, chunk_bytes, number
     assert list(reader.messages(skip_corrupt=True)) == log.made[:number] + log.made[number + 1 :]
 
 
-def test_a_crc_is_checked_by_whoever_asks(log):
+def test_a_crc_is_checked_on_request(log):
     log.patch(log.made[3].physical_offset + 90, b"#")
     assert offsets(log.reader().batches()) == of(log.made)
     place = log.made[3].physical_offset, log.made[4].physical_offset
@@ -186,7 +186,7 @@ def test_a_crc_is_checked_by_whoever_asks(log):
     assert list(log.reader().messages(skip_corrupt=True)) == log.made[:3] + log.made[4:]
 
 
-def test_a_copy_of_a_message_is_not_where_reading_goes_on(log):
+def test_reading_does_not_continue_at_a_copy_of_a_message(log):
     """After damage, reading continues only at a message in its own place, even if a body has the bytes of another
     message.
     """
@@ -262,7 +262,7 @@ def test_a_segment_deleted_while_it_is_read(log, monkeypatch):
     assert (error.begin, error.end) == (log.made[len(read)].physical_offset, 2 * SEGMENT)
 
 
-def test_what_the_broker_finishes_while_it_is_judged_is_no_damage(log, monkeypatch):
+def test_a_message_completed_during_the_check_is_not_damage(log, monkeypatch):
     """The reader finds half a message. Before it looks for messages after that, the broker completes it, and writes two
     more.
     """

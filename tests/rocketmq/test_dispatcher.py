@@ -77,7 +77,7 @@ def test_only_what_is_selected_is_put(followed):
         assert not followed.index.query(topic, key)
 
 
-def test_a_round_is_bounded_and_the_next_one_goes_on(followed):
+def test_a_round_is_bounded_and_the_next_one_continues(followed):
     followed.write(400)
     dispatcher = followed.dispatcher(round_bytes=1)
     done = list(rounds(dispatcher))
@@ -101,7 +101,7 @@ def test_hidden_messages_and_messages_without_keys(followed):
     assert followed.check() == 9
 
 
-def test_a_restart_goes_on_at_the_durable_position_and_repeats_nothing_in_answers(followed):
+def test_a_restart_continues_at_the_durable_position_and_doubles_no_answer(followed):
     followed.write(100)
     dispatcher = followed.dispatcher()
     dispatcher.run_once()
@@ -123,7 +123,7 @@ def test_a_restart_goes_on_at_the_durable_position_and_repeats_nothing_in_answer
     followed.check()
 
 
-def test_a_lost_root_goes_on_where_the_storage_is_and_a_new_one_at_the_begin_of_the_log(followed):
+def test_a_lost_root_continues_at_the_storages_position_and_a_new_one_begins_with_the_log(followed):
     followed.write(300)
     dispatcher = followed.dispatcher()
     dispatcher.run_once()

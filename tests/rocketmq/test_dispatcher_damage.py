@@ -13,7 +13,7 @@ from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import LogEnd, StoreDirectory
 
 
-def test_a_torn_message_that_stays_is_damage_once_the_log_goes_on(followed):
+def test_a_torn_message_that_stays_is_damage_once_the_log_continues(followed):
     offsets = followed.write(100)
     last = max(offset for offset in offsets if offset < SEGMENT)
     followed.overwrite(last + 60, bytes(SEGMENT - last - 60))

@@ -53,7 +53,7 @@ def test_a_message_finished_between_two_looks_has_all_its_keys(followed, monkeyp
 
 
 @pytest.mark.parametrize("back", [1, 2, 5])
-def test_what_was_read_with_holes_while_it_was_written_is_read_again(followed, monkeypatch, back):
+def test_a_message_read_with_holes_is_read_again(followed, monkeypatch, back):
     """Reads take one page after another while the broker writes. Bytes after a hole prove nothing about the hole."""
     offsets = followed.write(20)
     real = segments.pread
@@ -90,7 +90,7 @@ def test_a_last_message_with_a_bad_body_counts_once_another_is_behind_it(followe
     assert dispatcher.run_once().messages == 2
 
 
-def test_a_broker_that_died_while_writing_goes_on_behind_what_was_whole(followed):
+def test_a_broker_that_died_while_writing_continues_after_the_last_whole_message(followed):
     followed.write(20)
     dispatcher = followed.dispatcher()
     dispatcher.run_once()

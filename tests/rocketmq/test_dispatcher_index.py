@@ -30,7 +30,7 @@ def test_an_index_of_other_offsets_is_refused(tmp_path):
         made.open_index()
 
 
-def test_back_pressure_refuses_whole_and_the_next_round_goes_on(tmp_path):
+def test_back_pressure_refuses_a_whole_batch_and_the_next_round_continues(tmp_path):
     made = Followed(tmp_path, buffer_max_entries=150)
     made.write(200)
     dispatcher = made.dispatcher()

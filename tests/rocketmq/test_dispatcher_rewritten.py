@@ -80,7 +80,7 @@ def test_a_follower_killed_while_it_reads_again_misses_nothing(followed):
     assert all(not done.losses for done in rounds(followed.dispatcher()))
 
 
-def test_what_was_durable_when_the_follower_died_is_checked_when_it_comes_again(followed):
+def test_entries_durable_at_the_followers_death_are_checked_at_its_restart(followed):
     """The background flush may make a batch durable at any moment. Its fingerprint exists by then."""
     followed.write(20)
     dispatcher = followed.dispatcher()
@@ -106,7 +106,7 @@ def test_rewritten_messages_without_keys_are_noticed_too(followed):
         dispatcher.run_once()
 
 
-def test_a_store_made_anew_in_the_same_place(followed):
+def test_a_new_store_in_the_same_place(followed):
     followed.write(300)
     dispatcher = followed.dispatcher()
     list(rounds(dispatcher))
@@ -234,7 +234,7 @@ def test_messages_written_below_the_position_while_the_last_one_stays_are_notice
 
 
 @pytest.mark.parametrize("same_sizes", [False, True])
-def test_what_is_written_over_little_by_little_is_read_again(followed, same_sizes):
+def test_a_range_that_is_overwritten_in_small_steps_is_read_again(followed, same_sizes):
     cut = old_and_new(followed)
     dispatcher = followed.dispatcher(skip_missing=True)
     dispatcher.run_once()
@@ -250,9 +250,7 @@ def test_what_is_written_over_little_by_little_is_read_again(followed, same_size
     assert missing(followed) == set()
 
 
-def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(
-    followed, monkeypatch
-):
+def test_old_ranges_are_compared_in_some_rounds_and_all_after_a_start_of_the_broker(followed, monkeypatch):
     monkeypatch.setattr("tiered_index.rocketmq.follow.fingerprints.NEAR_RANGES", 2)
     monkeypatch.setattr("tiered_index.rocketmq.follow.fingerprints.FAR_ROUNDS", 10)
     dispatcher = followed.dispatcher()

@@ -39,7 +39,7 @@ def torn_before_the_blank(followed: Followed) -> int:
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("written", [1, 3, 100])
-def test_what_is_written_over_a_skipped_range_is_read(followed, restart, written):
+def test_messages_written_over_a_skipped_range_are_read(followed, restart, written):
     torn = torn_before_the_blank(followed)
     dispatcher = follow(followed)
     losses = [loss for done in rounds(dispatcher) for loss in done.losses]
@@ -73,7 +73,7 @@ def test_without_skip_missing_it_stops_the_follower(followed):
     assert (caught.value.begin, caught.value.end, caught.value.messages) == (torn, SEGMENT, 0)
 
 
-def test_a_broker_that_writes_while_damage_is_passed_over(followed, monkeypatch):
+def test_a_broker_that_writes_while_damage_is_skipped(followed, monkeypatch):
     """The reader saw a readable message after the damage. The broker overwrote both before the reader got to it."""
     offsets = followed.write(12)
     followed.overwrite(offsets[10] + 100, bytes(30))
@@ -97,7 +97,7 @@ def test_a_broker_that_writes_while_damage_is_passed_over(followed, monkeypatch)
     assert dispatcher.position == followed.writer.next_offset
 
 
-def test_damage_that_is_finished_before_it_is_passed_over_is_a_message(followed, monkeypatch):
+def test_a_message_that_is_completed_before_it_is_skipped_is_read(followed, monkeypatch):
     offsets = followed.write(12)
     whole = followed.segment(0).read_bytes()
     followed.overwrite(offsets[10] + 100, b"Z" * 8)
@@ -133,7 +133,7 @@ def test_messages_in_place_of_a_blank_that_was_lost_are_read(followed):
 
 
 @pytest.mark.parametrize("left", [0, 50, 4_000])
-def test_a_segment_that_was_cut_short_is_passed_over_once(followed, left):
+def test_a_truncated_segment_is_skipped_once(followed, left):
     followed.write(100)
     os.truncate(followed.segment(0), left)
     dispatcher = follow(followed)
@@ -155,7 +155,7 @@ def test_the_time_of_the_last_message_is_known_after_a_restart_behind_a_skipped_
 
 
 @pytest.mark.parametrize("seed", [0, 4, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
-def test_a_host_that_loses_pages_while_the_follower_goes_on(tmp_path, seed):
+def test_a_host_that_loses_pages_while_the_follower_runs(tmp_path, seed):
     """After a crash, pages of the last segments are zeros. A follower that skips damage may read them before the broker
     truncates its log there.
     """

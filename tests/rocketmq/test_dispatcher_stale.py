@@ -77,7 +77,7 @@ def test_a_message_whose_bytes_change_at_every_look_waits(followed):
     assert found(followed) == (1, 0)
 
 
-def test_what_is_finished_while_it_is_put_is_noticed(followed, monkeypatch):
+def test_a_message_completed_while_it_is_put_is_noticed(followed, monkeypatch):
     """The fingerprint covers the bytes whose keys were put. A fingerprint of later bytes would always match."""
     start, _, whole = half_over_old(followed)
     dispatcher = followed.dispatcher(skip_missing=True)
@@ -114,7 +114,7 @@ def test_older_messages_ahead_prove_nothing(followed):
     assert (done.messages, done.end, done.caught_up) == (5, start, False)
 
 
-def test_what_is_newer_behind_a_chunk_proves_it(followed, monkeypatch):
+def test_a_newer_message_after_a_chunk_proves_the_last_one(followed, monkeypatch):
     """The follower does not read a log twice if it was written long ago."""
     followed.write(40)
     again = []
@@ -132,7 +132,7 @@ def test_what_is_newer_behind_a_chunk_proves_it(followed, monkeypatch):
 
 
 @pytest.mark.parametrize("cut", [30, 120])
-def test_half_a_message_and_older_bytes_are_told_apart(followed, cut):
+def test_half_a_message_and_older_bytes_are_distinguished(followed, cut):
     offsets = followed.write(20)
     whole = followed.segment(0).read_bytes()
     half = whole[: offsets[-1] + cut].ljust(SEGMENT, b"\0")

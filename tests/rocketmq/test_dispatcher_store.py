@@ -38,7 +38,7 @@ def test_a_segment_deleted_before_it_was_read_is_reported_with_its_messages(foll
     assert followed.dispatcher(restart=True, skip_missing=True).run_once().losses[0].messages is None
 
 
-def test_segments_deleted_after_they_were_read_are_nobodys_loss(followed):
+def test_segments_deleted_after_they_were_read_are_no_loss(followed):
     followed.write(300)
     dispatcher = followed.dispatcher()
     list(rounds(dispatcher))

@@ -48,7 +48,7 @@ def test_a_torn_tail_has_a_range_and_is_searched_behind_only_when_something_chan
     followed.check()
 
 
-def test_what_is_finished_just_after_it_was_called_torn_is_not_taken_for_torn_for_ever(followed, monkeypatch):
+def test_a_message_completed_just_after_it_was_called_torn_is_read(followed, monkeypatch):
     followed.write(5)
     _, whole = tear(followed, 60)
     real = CommitLogReader._readable_behind

@@ -106,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(st.dictionaries(st.sampled_from(sorted(SEGMENTS)), mutations(), max_size=3), st.sampled_from([6_000, 1 << 20]))
 @example({0: [(0, b"\xff")]}, 900)
 @example({0: [(420, bytes(40))], 81_920: [(2_160, bytes(40))]}, 6_000)
-def test_a_mutated_log_gives_every_message_that_stands_in_its_place(folder, changes, chunk_bytes):
+def test_a_mutated_log_gives_every_message_in_its_own_place(folder, changes, chunk_bytes):
     made = {start: mutate(data, changes.get(start, [])) for start, data in SEGMENTS.items()}
     for start, data in made.items():
         (folder / "commitlog" / segment_name(start)).write_bytes(data)
@@ -179,7 +179,7 @@ def test_a_mutated_index_file_answers_or_is_damaged(changes, cut):
         assert geometry.file_bytes == len(part)
 
 
-def test_lengths_that_lie_claim_no_memory(tmp_path: Path):
+def test_false_lengths_allocate_no_memory(tmp_path: Path):
     data = bytearray(SEGMENTS[0])
     for position in (0, 84):
         changed = mutate(bytes(data), [(position, struct.pack(">I", 2**31 - 1))])

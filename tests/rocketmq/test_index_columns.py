@@ -125,7 +125,7 @@ def test_keys_that_differ_in_one_byte_are_two(length, change):
     assert decode_index_columns(made.encode(), 0).columns.column("key").to_pylist() == [key, other]
 
 
-def test_keys_that_are_no_text_are_counted_and_become_what_the_broker_makes_of_them():
+def test_keys_with_invalid_utf8_are_counted_and_replaced_as_by_the_broker():
     made = messages.message(0, properties=b"KEYS\x01\xff ok \xfe\x02UNIQ_KEY\x01\xed\xa0\x80\x02")
     batch = decode_index_columns(made.encode(), 0)
     assert batch.columns.column("key").to_pylist() == ["\ufffd", "ok"]
@@ -153,7 +153,7 @@ def test_keys_that_are_no_text_are_counted_and_become_what_the_broker_makes_of_t
         (b"\0\0\0\x5b" + b"\0" * 200, 1000, End.DAMAGED),
     ],
 )
-def test_what_stands_behind_the_last_message(tail, segment_bytes, state):
+def test_bytes_after_the_last_message(tail, segment_bytes, state):
     made = messages.log(2)
     length = sum(one.size for one in made)
     batch = decode_index_columns(messages.joined(made) + tail, 0, segment_bytes=length + segment_bytes)
@@ -161,7 +161,7 @@ def test_what_stands_behind_the_last_message(tail, segment_bytes, state):
     assert (batch.damage is not None) is (state is End.DAMAGED)
 
 
-def test_nothing_at_all():
+def test_no_bytes_have_no_messages():
     batch = decode_index_columns(b"", 77)
     assert (batch.messages, batch.begin, batch.end, batch.last_store_ms) == (0, 77, 77, None)
     assert batch.columns.num_rows == 0

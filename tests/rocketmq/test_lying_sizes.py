@@ -69,7 +69,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_what_a_head_claims_is_not_read(tmp_path: Path, asked: list[int], lie: bytes) -> None:
+def test_the_size_in_a_head_causes_no_read(tmp_path: Path, asked: list[int], lie: bytes) -> None:
     reader = sparse(tmp_path / "log", lie)
     for _ in range(2):
         batches = list(reader.batches())
@@ -96,7 +96,7 @@ def test_a_message_longer_than_a_chunk_is_read(tmp_path: Path, flags: int) -> No
 @pytest.mark.parametrize(
     ("patch", "said"), [(-3, "the topic's length is wrong"), (0, "lengths don't add up"), (2, "lengths don't add up")]
 )
-def test_a_long_message_whose_end_lies(tmp_path: Path, asked: list[int], patch: int, said: str) -> None:
+def test_a_long_message_with_a_false_end(tmp_path: Path, asked: list[int], patch: int, said: str) -> None:
     big = message(AT, body=bytes(300_000))
     data = bytearray(big.encode())
     if patch < 0:
@@ -137,7 +137,7 @@ def archived(index: IndexService, folder: Path, first: bytes) -> RocketmqMessage
 
 
 @pytest.mark.parametrize("lie", [head(250_000, offset=0, body=9), head(250_000, offset=5), head(299_999_999, offset=0)])
-def test_an_archived_head_that_lies_takes_one_request_beside_its_table(tmp_path, index, storage, lie):
+def test_a_false_archived_head_takes_one_request_besides_its_table(tmp_path, index, storage, lie):
     source = archived(index, tmp_path / "log", lie)
     before = storage.calls("get_range")
     fetched = source.at(0)

@@ -22,7 +22,7 @@ from tiered_index.rocketmq.log.segments import End
 @pytest.mark.parametrize("hosts", [0, BORN_V6, STORE_V6, BORN_V6 | STORE_V6])
 @pytest.mark.parametrize("topic", ["T", "t" * 127, "t" * 128, "主题"])
 @pytest.mark.parametrize("body", [b"", b"body" * 50])
-def test_every_kind_comes_back(hosts, topic, body):
+def test_every_kind_decodes_to_the_same_message(hosts, topic, body):
     made = messages.message(4096, topic=topic, body=body, sys_flag=hosts, properties=b"KEYS\x01a b\x02")
     data = b"before" + made.encode() + b"behind"
     assert decode_message(data, 6, physical_offset=4096) == made

@@ -118,7 +118,7 @@ def test_a_storage_that_fails_is_no_spent_budget(archived, storage, store):
         reader.messages(*lookup, source=RocketmqMessages(store, reader.segment_archive), max_requests=50)
 
 
-def test_what_can_be_no_bound_is_refused(index, store):
+def test_an_invalid_bound_is_refused(index, store):
     with pytest.raises(InvalidArgument):
         index.messages("t", "k", source=RocketmqMessages(store), max_requests=-1)
 

@@ -91,7 +91,7 @@ def test_deleted_segments_answer_from_the_archive_with_one_request_a_message_and
         assert storage.calls("get_suffix") - tables == BEGIN_OF_LAST // golden_store.SEGMENT_BYTES
 
 
-def test_what_the_broker_deleted_before_it_was_archived_is_expired(index, store):
+def test_a_message_deleted_by_the_broker_before_it_was_archived_is_expired(index, store):
     messages = index_log(index, store)
     delete_segments(store, 32_768)
     states = set()

@@ -9,7 +9,7 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 
-def test_keys_of_equal_hash_are_told_apart(tmp_path, storage):
+def test_keys_of_equal_hash_are_distinguished(tmp_path, storage):
     """Preset rocketmq has no fingerprint: a lookup of either key finds the entries of both."""
     store = tmp_path / "small"
     messages, offset = [], 0
@@ -49,7 +49,7 @@ def test_an_entry_of_another_topic_is_a_collision(tmp_path, index):
 # several stores
 
 
-def test_two_stores_in_one_index_are_told_apart(tmp_path, index):
+def test_two_stores_in_one_index_are_distinguished(tmp_path, index):
     stores = []
     for number in range(2):
         messages = log(3, first=10 * number)

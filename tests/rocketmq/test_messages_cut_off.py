@@ -72,7 +72,7 @@ def cut(tmp_path):
     made.made.index.abandon()
 
 
-def test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards(cut):
+def test_discarded_messages_are_missing_before_and_after_others_overwrite_them(cut):
     cut.follow()
     assert len(cut.behind) > 10
     for one in cut.before[:KEPT]:
@@ -90,7 +90,7 @@ def test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards(cut
     assert cut.source().by_msg_id(cut.before[KEPT - 1].offset_msg_id).state == "local"
 
 
-def test_what_the_follower_has_not_read_yet_is_read_up_to_its_end(cut):
+def test_messages_that_the_follower_has_not_read_are_read_up_to_the_logs_end(cut):
     cut.follow()
     cut.write(2, "late")
     for one in cut.behind:
@@ -117,7 +117,7 @@ def test_nothing_is_known_before_the_follower_meets_the_cut_or_without_its_memor
     assert cut.state(last) == ("local", None)
 
 
-def test_the_memory_of_another_log_tells_nothing(cut, tmp_path):
+def test_the_record_of_another_log_proves_nothing(cut, tmp_path):
     other = Followed(tmp_path / "other")
     other.write(3)
     list(rounds(other.dispatcher()))

@@ -189,7 +189,7 @@ def test_nothing_is_called_expired_while_the_log_can_not_be_read(index, store, s
 @pytest.mark.parametrize(
     "fields", [{"queue_id": 2}, {"store_ms": golden_store.END}, {"body": b"bod", "properties": b"KEYS\x01other\x02"}]
 )
-def test_a_log_that_was_written_anew_gives_no_wrong_message(tmp_path, index, fields):
+def test_a_rewritten_log_gives_no_wrong_message(tmp_path, index, fields):
     store, wanted = one_message(tmp_path, index)
     other = message(
         wanted.physical_offset, **{"store_ms": wanted.store_ms, "properties": wanted.raw_properties, **fields}

@@ -124,7 +124,7 @@ def test_every_message_is_answered_once_and_in_order_however_it_is_cut_into_page
 
 @pytest.mark.parametrize("max_count", PAGES)
 @pytest.mark.parametrize("late_s", [-300, -2, -1, 1, 2, 300])
-def test_a_tail_written_anew_is_answered_once(tmp_path, index, max_count, late_s):
+def test_messages_of_a_rewritten_tail_are_answered_once(tmp_path, index, max_count, late_s):
     """The clock advanced or was set back; the first messages are unchanged."""
     size = there(0, 0).size
     first = [there(number * size, number) for number in range(3)]
@@ -138,7 +138,7 @@ def test_a_tail_written_anew_is_answered_once(tmp_path, index, max_count, late_s
 
 
 @pytest.mark.parametrize("max_count", [1, 2, 3])
-def test_an_entry_whose_message_is_archived_does_not_hide_the_one_that_lies_there_now(tmp_path, index, max_count):
+def test_an_entry_of_an_archived_message_does_not_hide_the_present_one(tmp_path, index, max_count):
     size = there(0, 0).size
     before = [there(number * size, 100 + number) for number in range(3)]
     now = [there(number * size, number) for number in range(3)]

@@ -65,7 +65,7 @@ def test_a_range_that_the_message_is_not_of_has_none(index, place):
     assert stored_bytes(ask(index, source, begin_ms=NOW_MS)) == [now.encode()]
 
 
-def test_what_the_index_has_no_entry_of_is_missing(index, place):
+def test_a_message_without_an_entry_is_missing(index, place):
     """A damaged store time makes the message look like another one."""
     put(index, there(0, 100))
     put(index, there(500, 0))
@@ -73,7 +73,7 @@ def test_what_the_index_has_no_entry_of_is_missing(index, place):
     assert (fetched.state, fetched.message, other.state) == ("missing", None, "missing")
 
 
-def test_another_size_in_the_same_second_is_found_with_a_word(index, place):
+def test_another_size_in_the_same_second_is_found_with_a_remark(index, place):
     """Of two entries of one place and second, the index keeps one."""
     before, now = there(0, 0, b"long body"), there(0, 0)
     entries(index, before, now)
@@ -90,7 +90,7 @@ def test_an_archived_copy_that_agrees_comes_before_a_local_one_that_does_not(tmp
     assert (fetched.state, fetched.message.encode()) == ("archived", before.encode())
 
 
-def test_messages_of_other_keys_and_queues_are_not_taken_for_it(index, place):
+def test_messages_of_other_keys_and_queues_are_not_returned(index, place):
     entries(index, there(0, 100), there(0, 0))
     other = message(0, properties=b"KEYS\x01order-4712\x02", store_ms=NOW_MS)
     (fetched,) = ask(index, place(other)).messages

@@ -176,7 +176,7 @@ async def test_lists_of_a_name_server(index, messages):
             }
 
 
-def test_a_route_leads_to_where_it_was_asked_for(index, messages):
+def test_a_route_names_the_address_of_the_request(index, messages):
     async def ask(host):
         async with client_of(index, host=host) as client:
             route = json.loads((await client.ask(105, {"topic": messages[0].topic})).body)
@@ -316,7 +316,7 @@ def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
         assert answer.remark == f"can not find message by the offset, 0: {told} brokers stored one there"
 
 
-def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch):
+def test_a_response_fits_into_a_frame(index, store, messages, monkeypatch):
     topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
     found = scan(messages, topic, key)
     room = sum(m.size for m in found[:3]) + 1
@@ -355,7 +355,7 @@ def without(name: str) -> dict[str, str]:
         (33, {"offset": "9223372036854775807"}, "can not find message by the offset, 9223372036854775807"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(index, code, fields, said):
+def test_the_response_to_a_bad_request_names_the_fault(index, code, fields, said):
     answer = ReadOnlyBroker(index).look_up(Command(code=code, fields=fields), HERE)
     assert (answer.code, answer.remark, answer.body) == (1, said, b"")
 
@@ -382,7 +382,7 @@ async def test_a_storage_that_fails_is_never_a_short_answer(index, store, storag
     assert "memory://" in caplog.text or "get_range" in caplog.text
 
 
-def test_a_lookup_that_takes_too_long_is_told_and_one_of_a_client_that_is_gone_is_not(index, storage, messages, caplog):
+def test_a_slow_lookup_is_logged_unless_its_client_has_left(index, storage, messages, caplog):
     wanted = by_key(messages[0].topic, messages[0].index_keys[0])
     with IndexReader.open(storage_backend=storage) as reader:
         answer = ReadOnlyBroker(reader, timeout_s=1e-9).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1))
@@ -396,7 +396,7 @@ def test_a_lookup_that_takes_too_long_is_told_and_one_of_a_client_that_is_gone_i
 
 
 @run
-async def test_damage_is_told_without_names(index, store, storage, messages, caplog):
+async def test_damage_is_reported_without_names(index, store, storage, messages, caplog):
     """A flipped bit of an archived segment or of the index causes an error, never a shorter answer. The error names no
     path.
     """
@@ -457,7 +457,7 @@ def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, mes
         assert broker.look_up(Command(code=206), HERE).code == 0
 
 
-def test_nothing_is_written_and_what_is_unknown_says_so(index):
+def test_writing_requests_are_refused_and_unknown_codes_are_named(index):
     broker = ReadOnlyBroker(index)
     writes = (10, 310, 320, 36, 15, 17, 215, 216, 25, 100, 103, 37, 41, 3001)
     for code in (*writes, 908, 212, 355, 1001, 1002, 1003, 1011, 1012, 1013, 200050):
@@ -495,7 +495,7 @@ async def test_signed_requests(index, store, messages):
 
 
 @run
-async def test_a_key_sees_its_topics_only(index, store, messages):
+async def test_an_access_key_sees_only_its_topics(index, store, messages):
     wanted = {
         topic: next(m for m in messages if m.topic == topic and m.is_visible) for topic in ("TopicOrder", "TopicPay")
     }
@@ -633,7 +633,7 @@ def test_routes_claim_the_queues_that_the_store_has(index, store, messages):
     assert queues(ReadOnlyBroker(index), "TopicOrder") == 1
 
 
-def test_what_tools_ask_beside_messages(index, messages):
+def test_requests_of_tools_besides_messages(index, messages):
     broker = ReadOnlyBroker(index, cluster="c", name="b")
 
     def ask(code, **fields):
@@ -671,7 +671,7 @@ def test_what_tools_ask_beside_messages(index, messages):
 
 
 @pytest.mark.parametrize("most", [1, 3, 32])
-def test_pages_go_on_behind_the_last_key(index, store, messages, most):
+def test_pages_continue_after_the_last_key(index, store, messages, most):
     """RocketMQ 5.5 asks for pages by the key of the last message in its index, hour by hour."""
     broker = ReadOnlyBroker(index, store=store)
     topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
@@ -691,7 +691,7 @@ def test_pages_go_on_behind_the_last_key(index, store, messages, most):
         assert "<lastKey>" in answer.remark
 
 
-def test_refused_signatures_are_logged_counted_and_told(index, messages, caplog):
+def test_refused_signatures_are_logged_counted_and_audited(index, messages, caplog):
     counted, told = [], []
     broker = ReadOnlyBroker(index, on_lookup=lambda kind, status, explain: counted.append((kind, status)))
     server = RemotingServer(
@@ -789,7 +789,7 @@ def test_a_pull_of_tags(index, tmp_path):
     assert (answer.code, answer.body) == (24, b"")
 
 
-def test_a_pull_is_no_longer_than_a_brokers(index, tmp_path):
+def test_a_pull_has_at_most_the_bytes_of_a_brokers(index, tmp_path):
     with StoreWriter(tmp_path / "large", segment_bytes=1 << 22) as writer:
         for n in range(8):
             writer.put("orders", 0, b"x" * (100_000 if n else 600_000), keys=["k"], store_ms=1_700_000_000_000 + n)
@@ -856,7 +856,7 @@ def test_a_pull_ends_before_damage_and_fails_at_it(index, store, messages, caplo
     assert caplog.records
 
 
-def test_messages_that_the_broker_deletes_meanwhile_are_passed_over(index, store, messages, monkeypatch):
+def test_messages_that_the_broker_deletes_meanwhile_are_skipped(index, store, messages, monkeypatch):
     queue = _of_queue(messages, "TopicOrder", 1)
     monkeypatch.setattr(StoreQueues, "ends", lambda *_: Ends(0, len(queue)))
     broker = ReadOnlyBroker(index, store=store)
@@ -883,7 +883,7 @@ def test_a_hole_in_a_queue_is_no_end(index, store, messages):
 
 
 @run
-async def test_who_waits_for_messages_is_held(index, store, messages, monkeypatch):
+async def test_a_pull_that_may_wait_gets_a_late_response(index, store, messages, monkeypatch):
     held = []
     really = asyncio.sleep
 

@@ -75,7 +75,7 @@ def test_clients_up_to_4_9_3_do_not_sign_the_kind_of_key():
     assert signer_of(replace(old, fields=signed, version=401), KEYS) is None
 
 
-def test_a_name_that_is_none_is_not_signed_with_nothing():
+def test_a_request_without_an_access_key_has_no_signer():
     command = Command(code=12, fields={"key": "k"})
     signed = replace(command, fields={**command.fields, "Signature": signature(command, "")})
     assert signer_of(signed, KEYS) is None
@@ -97,7 +97,7 @@ def test_a_name_that_is_none_is_not_signed_with_nothing():
         serialisation=st.sampled_from([JSON, BINARY]),
     )
 )
-def test_a_command_comes_back_as_it_was(command):
+def test_a_command_decodes_to_itself(command):
     frame = encode_frame(command)
     assert struct.unpack_from(">i", frame) == (len(frame) - 4,)
     assert decode_frame(frame[4:]) == command
@@ -105,7 +105,7 @@ def test_a_command_comes_back_as_it_was(command):
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_no_bytes_do_more_than_be_refused(data):
+def test_invalid_bytes_are_only_refused(data):
     golden = golden_frames.frames()[data.draw(st.sampled_from(golden_frames.requests()))]["frame"][4:]
     frame = bytearray(golden[: data.draw(st.integers(0, len(golden)))])
     for place, value in data.draw(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4)):
@@ -156,12 +156,12 @@ def test_numbers_and_truths_among_the_fields_are_texts():
         b"\x01\0\0\x15" + bytes(13) + b"\xff\xff\xff\xff\0\0\0\0",
     ],
 )
-def test_what_is_no_frame_is_refused(frame):
+def test_invalid_frames_are_refused(frame):
     with pytest.raises(InvalidArgument):
         decode_frame(frame)
 
 
-def test_what_has_no_room_is_refused():
+def test_values_too_large_for_a_frame_are_refused():
     for command in (
         Command(code=2**15, serialisation=BINARY),
         Command(code=1, fields={"n" * 2**15: "v"}, serialisation=BINARY),

@@ -138,7 +138,7 @@ async def test_oneway_requests_get_no_answer_and_responses_are_no_requests():
 
 
 @run
-async def test_oneway_requests_count_and_are_told_to_the_audit_log_though_their_client_has_gone():
+async def test_oneway_requests_are_counted_and_audited_after_their_client_left():
     async with accounting() as (server, audited, observed):
         async with Client.open(server) as client:
             codes = [AT_ONCE, LOOKED_UP] * 3
@@ -178,7 +178,7 @@ async def test_a_request_counts_that_comes_with_the_end_of_its_connection():
 
 
 @run
-async def test_a_defect_ends_one_connection_and_counts_and_is_told_to_the_audit_log():
+async def test_a_defect_ends_one_connection_and_is_counted_and_audited():
     async with accounting() as (server, audited, observed), Client.open(server) as other:
         for opaque, code in enumerate((BROKEN, BROKEN_AT_ONCE)):
             async with Client.open(server) as client:
@@ -205,7 +205,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=list(GARBAGE))
 @run
-async def test_what_is_no_frame_ends_its_connection_alone(data):
+async def test_an_invalid_frame_ends_only_its_connection(data):
     async with serving(frame_bytes=4096) as server, Client.open(server) as other:
         async with Client.open(server) as client:
             assert (await client.ask(AT_ONCE)).code == 0
@@ -325,7 +325,7 @@ async def test_a_lookup_that_waited_for_too_long_is_not_begun():
 
 
 @run
-async def test_a_client_that_takes_nothing_holds_little_and_ends():
+async def test_a_client_that_reads_nothing_uses_little_memory_and_is_disconnected():
     """Its responses count as unsent. While they are too many, the server begins no lookups."""
     async with serving(unsent_bytes=20 << 20, idle_s=2) as server:
         async with Client.open(server, limit=1) as slow:
@@ -348,7 +348,7 @@ async def test_a_long_answer_arrives_whole():
 
 
 @run
-async def test_a_client_that_goes_away_stops_its_reads():
+async def test_a_client_that_leaves_stops_its_reads():
     async with serving() as server:
         async with Client.open(server) as client:
             await client.send(Command(code=HELD))
@@ -440,7 +440,7 @@ async def test_a_port_that_is_taken():
             await RemotingServer(FakeBroker(), "127.0.0.1", server.address.port).start()
 
 
-def test_addresses_are_told_as_clients_write_them():
+def test_addresses_are_in_the_form_that_clients_use():
     assert server_module._host_of(("::ffff:10.1.2.3", 9876, 0, 0)) == Host("10.1.2.3", 9876)
     assert server_module._host_of(("fe80::1%eth0", 9876, 0, 2)) == Host("fe80::1", 9876)
     assert server_module._host_of(("127.0.0.1", 9876)) == Host("127.0.0.1", 9876)

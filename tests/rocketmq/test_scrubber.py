@@ -38,7 +38,7 @@ def flip(followed: Followed, offset: int) -> None:
     damage.flip(followed.segment(offset // SEGMENT), offset % SEGMENT)
 
 
-def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followed, dispatcher, monkeypatch):
+def test_an_unchanged_log_is_compared_repeatedly_in_bounded_steps(followed, dispatcher, monkeypatch):
     read = []
     real = fingerprints.stored_bytes
 

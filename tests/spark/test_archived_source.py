@@ -105,7 +105,7 @@ def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
 
 
 @pytest.mark.long
-def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, storage, tmp_path):
+def test_a_damaged_archived_segment_fails_the_build_or_is_skipped(spark, archived, storage, tmp_path):
     with open_storage(archived.uri) as stored:
         segment = min(states(archived.uri).archive.values(), key=lambda s: (s.store, s.start))
         data = stored.get(segment.name)

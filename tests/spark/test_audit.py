@@ -173,7 +173,7 @@ def test_a_damaged_log_is_a_finding(spark, copy):
     assert what == "objects" and "not compared with its source" in str(error) and result.differences is None
 
 
-def test_what_index_and_source_disagree_about_is_told_once_each(spark, sound, table, tmp_path):
+def test_each_difference_of_index_and_source_is_reported_once(spark, sound, table, tmp_path):
     """The index lacks ten entries and the source ten others; ten differ in time and ten in size."""
     lacking = table.slice(10).to_pylist()
     for row in lacking[:10]:
@@ -204,7 +204,7 @@ def test_what_index_and_source_disagree_about_is_told_once_each(spark, sound, ta
 
 
 @pytest.mark.parametrize("kind", ["missing", pytest.param("extra", marks=pytest.mark.long)])
-def test_what_one_side_has_alone_is_told_once(spark, copy, table, tmp_path, kind):
+def test_an_entry_of_only_one_side_is_reported_once(spark, copy, table, tmp_path, kind):
     """Some entries are there twice, and different tasks read them. Some have two values."""
     added = [{**row, "offset": row["offset"] + 10**9} for row in table.slice(0, 40).to_pylist()]
     added += [{**row, "size": row["size"] + 1} for row in added[:5]]
@@ -218,7 +218,7 @@ def test_what_one_side_has_alone_is_told_once(spark, copy, table, tmp_path, kind
     assert found.counts == dict.fromkeys(found.counts, 0) | {kind: 45} and len(found.listed) == 45
 
 
-def test_an_index_that_an_append_doubled_is_told(spark, sound, copy):
+def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     source = str(sound / "source.parquet")
     build(spark, source, storage=f"file://{copy}", mode="append", config=LATE)
     done = run_here("spark", "audit", "--storage", f"file://{copy}", "--source", source, "--quiet")
@@ -254,7 +254,7 @@ def test_further_columns_are_compared(spark, tmp_path):
     assert differ == {row["offset"]: {"tag"} if row is rows[5] else {"price"} for row in rows[2:6]}
 
 
-def test_what_damage_hides_is_not_missing(spark, copy, table, tmp_path):
+def test_entries_hidden_by_damage_are_not_missing(spark, copy, table, tmp_path):
     """Such an entry is not wrong either. The index has one of the entries with another time, outside the bounds, as if
     two clocks had put it.
     """
@@ -319,7 +319,7 @@ def each_object_damaged(spark: Any, index: Path) -> None:
 
 
 @pytest.mark.parametrize("happens", [merged_and_swept, each_object_damaged])
-def test_what_goes_between_check_and_comparison_is_not_missing(spark, sound, copy, monkeypatch, happens):
+def test_entries_lost_between_check_and_comparison_are_not_missing(spark, sound, copy, monkeypatch, happens):
     """The objects are sound during the check, and gone or damaged during the comparison."""
     compare = differences.compare
 
@@ -358,7 +358,7 @@ def test_no_index_is_an_error(spark, tmp_path):
         audited(spark, tmp_path / "nothing")
 
 
-def test_the_command_tells_what_was_found_and_how_it_ended(spark, copy, tmp_path):
+def test_the_command_reports_findings_and_its_status(spark, copy, tmp_path):
     stored, report = newest(copy), tmp_path / "found.parquet"
     harm(copy, damage_an_item, stored)
     done = run_here("spark", "audit", "--storage", f"file://{copy}", "--report", report, "--quiet")

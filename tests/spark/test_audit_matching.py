@@ -36,7 +36,7 @@ def test_a_range_differs_where_one_side_has_what_the_other_lacks(topic: int) -> 
     assert (of_source, of_index, differing.tolist()) == (1_001, 1_001, [3, 9])
 
 
-def test_what_the_index_has_more_often_is_counted() -> None:
+def test_repeated_entries_of_the_index_are_counted() -> None:
     source = digests([1, 1, 2, 3])
     assert compare_range(source, digests([1, 2, 3, 3, 3, 2, 9, 9]))[3] == 1 + 2 + 1
     assert compare_range(source, digests([3, 1, 2, 1]))[3] == 0
@@ -51,7 +51,7 @@ def test_an_entry_under_another_topic_differs() -> None:
     assert compare_range(digests([1, 2, 3, 4]), index)[2].tolist() == [3]
 
 
-def test_what_is_cut_is_compared_whole_and_digests_that_differ_are_told() -> None:
+def test_cut_digests_are_compared_whole_and_the_differing_ones_counted() -> None:
     rng = np.random.default_rng(8)
     same = rng.integers(0, 2**64, 5_000, np.uint64)
     alone = rng.integers(0, 2**64, 10, np.uint64)
@@ -114,7 +114,7 @@ def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int
     return told
 
 
-def test_what_differs_is_laid_side_by_side(spark: Any) -> None:
+def test_differing_entries_are_paired(spark: Any) -> None:
     """There are few identities and values, most of them repeated, under topics that a table may lack."""
     rng = np.random.default_rng(1)
 

@@ -67,19 +67,19 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(told):
     assert "4 entries of the source may be in damaged objects" in out and "9 " in out
 
 
-def test_a_time_that_can_not_be_is_told_as_it_stands(told):
+def test_an_impossible_time_is_printed_as_stored(told):
     odd = Difference("extra", None, None, 5, 0, 1, None, {"second": 2**45, "size": 10}, "data/a.index")
     done = told(result_of([odd], {"extra": 1}))
     assert done.code == 1 and f"second {2**45}" in done.out
 
 
-def test_nothing_between_the_bounds_is_told(told):
+def test_an_empty_comparison_is_reported(told):
     nothing = AuditResult(Report(), Differences({"missing": 0, "extra": 0, "wrong": 0}, (), 0, 0, 0), 100, 1, 3)
     done = told(nothing, "--begin", "2030-01-01")
     assert done.code == 0 and re.search(r"source entries +0\n +index entries +0\n", done.out)
 
 
-def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(told):
+def test_further_columns_of_bytes_and_nan_become_json(told):
     result = result_of([difference("wrong", 1, tag=b"\xff\x00", weight=float("nan"))], {"wrong": 1})
     done = told(result, "--json")
 
@@ -137,7 +137,7 @@ SOURCE = "--storage file:///tmp/x --source s.parquet"
         ),
     ],
 )
-def test_options_that_can_not_be_are_refused_before_spark_starts(monkeypatch, arguments, named):
+def test_impossible_options_are_refused_before_spark_starts(monkeypatch, arguments, named):
     monkeypatch.setattr(reading, "spark_of", None)
     assert named in told_here(f"audit {arguments}", code=2).error["message"]
 

@@ -108,7 +108,7 @@ def test_values_that_no_entry_can_have(change, message):
         look([ROW, {**ROW, **change}])
 
 
-def test_a_bad_row_is_told_with_what_it_has():
+def test_a_bad_row_is_named_with_its_values():
     with pytest.raises(InvalidArgument, match=r"^a row \{'topic': 't', 'queue_id': -1, .*\}: queue_id -1 is outside"):
         look([ROW, {**ROW, "key": None}, {**ROW, "queue_id": -1}, {**ROW, "queue_id": -2}])
 
@@ -232,7 +232,7 @@ def test_an_index_of_another_kind_and_a_window_shorter_than_what_it_would_replac
         merge(spark, storage=f"file://{tmp_path}/nothing-here")
 
 
-def test_a_damaged_commit_log_fails_or_is_passed_over(spark, storage, tmp_path):
+def test_a_damaged_commit_log_fails_the_build_or_is_skipped(spark, storage, tmp_path):
     with StoreWriter(tmp_path / "store", segment_bytes=8_000) as writer:
         puts = [writer.put("t", 0, b"body" * 20, keys=[f"k-{n}"], store_ms=BEGIN_MS + n * 1000) for n in range(100)]
     segments = sorted((tmp_path / "store" / "commitlog").iterdir())

@@ -51,7 +51,7 @@ def test_messages_are_where_their_numbers_say(made):
         assert not reader.query(TOPIC, key_in_one(ABSENT)).items
 
 
-def test_keys_of_bulk_lookups_are_of_whom_they_say():
+def test_keys_of_bulk_lookups_are_those_of_their_kind():
     assert counts_of((10, 5_000), 3_840, 4) == [(SPREAD, 10), (SPREAD, 1_920), (NEWEST, 10), (NEWEST, 480)]
     spread, newest = KeyBatch(SPREAD, 384, 3_840, 4), KeyBatch(NEWEST, 480, 3_840, 4)
     begin_ms, end_ms = (BEGIN_S + 3 * DAY_S) * 1000, (BEGIN_S + 4 * DAY_S) * 1000 - 1

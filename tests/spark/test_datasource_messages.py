@@ -118,7 +118,7 @@ def test_bodies_hidden_messages_and_clocks_that_no_calendar_has(tmp_path):
     assert rows_of(batch(tmp_path / "s", body="stored"))[0]["body"] == packed
 
 
-def test_damage_is_named_or_passed_over(store):
+def test_damage_is_named_or_skipped(store):
     message = messages_of(store)[40]
     path = next(s.path for s in segments(store) if s.start <= message.physical_offset < s.end)
     data = bytearray(path.read_bytes())
@@ -165,7 +165,7 @@ def test_segments_of_an_archive(filled, archived, tmp_path):
         source(archive).streamReader(source(archive).schema())
 
 
-def test_what_is_asked_of_an_archive_is_told(archived, tmp_path):
+def test_requests_to_an_archive_are_reported(archived, tmp_path):
     (storage, closed), folder = archived, tmp_path / "explained"
     uri = f"file://{storage}"
     rows = rows_of(batch(f"archive:{uri}", explain=f"file://{folder}"))
@@ -238,7 +238,7 @@ def offsets(rows):
     return [row["physical_offset"] for row in rows]
 
 
-def test_a_stream_takes_bounded_bites_and_goes_on_where_it_was(store):
+def test_a_stream_reads_bounded_batches_and_continues_after_a_restart(store):
     everything = offsets(rows_of(batch(store)))
     stream = Stream(store, maxBytesPerTrigger="7000")
     assert stream.limit == ReadMaxBytes(7000)
@@ -256,7 +256,7 @@ def test_a_stream_takes_bounded_bites_and_goes_on_where_it_was(store):
     assert stream.step() == []
 
 
-def test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite(tmp_path):
+def test_a_stream_skips_blanks_and_damage_longer_than_a_batch(tmp_path):
     with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
         puts = [
             writer.put("t", 0, bytes(size), keys="k", store_ms=BEGIN_MS + n)

@@ -121,7 +121,7 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
 
 
-def test_what_is_swept_during_a_scan_ends_it(tmp_path):
+def test_a_sweep_during_a_scan_ends_it_with_an_error(tmp_path):
     """The scan has read its first object when the later ones disappear. It fails, since it can't return all rows."""
     uri = f"file://{tmp_path}/storage"
     put_files(uri, tmp_path / "root", messages(900), rows=350)
@@ -173,7 +173,7 @@ def test_keys_whose_hashes_collide(tmp_path):
     assert sum(len(table) for table in scan(uri)) == 4
 
 
-def test_a_scan_has_no_key_that_could_be_compared(written):
+def test_a_scan_without_a_key_has_no_key_column(written):
     uri, _ = written
     for options, columns in (({}, []), ({"key": "key-0"}, ["key"])):
         made = EntrySource({"path": uri, **options})
@@ -243,7 +243,7 @@ def asked_and_sent(proxy):
     return len(exchanges), sum(one.bytes for one in exchanges if "/index/" in one.key)
 
 
-def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
+def test_explain_has_the_requests_that_the_proxy_counts(stored, tmp_path):
     uri, rows, proxy, files = stored
     folder = tmp_path / "explained"
     for options, kept in (({"maxPartitionBytes": "5m"}, len(rows)), ({"key": "key-7", "topic": "orders"}, None)):

@@ -67,7 +67,7 @@ def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
     assert total(storage) == 9  # the write replaces the quarantined entries, too
 
 
-def test_what_is_no_entry_is_refused_and_named(session, storage):
+def test_invalid_entries_are_refused_and_named(session, storage):
     frame = session.createDataFrame(messages(20)).coalesce(1)
     text = frame.withColumn("offset", F.col("offset").cast("string"))
     with pytest.raises(InvalidArgument, match="column 'offset' has the type string, but must have integers"):

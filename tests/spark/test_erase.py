@@ -81,7 +81,7 @@ ASKED = {"key": {"keys": "k-3"}, "queue": {"queue_id": 1, "before_ms": START_MS 
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
-def test_what_is_left_is_what_is_left_without_spark(spark, origin, tmp_path, asked):
+def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin, tmp_path, asked):
     here, there = f"file://{tmp_path}/here", f"file://{tmp_path}/there"
     for name in ("here", "there"):
         shutil.copytree(origin, tmp_path / name)

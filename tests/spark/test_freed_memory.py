@@ -64,7 +64,7 @@ print(json.dumps({"arenas": arenas() - before, "grown": most - begun, "kept": re
 
 
 @pytest.mark.parametrize("way", ["between", "plain"])
-def test_what_a_task_freed_goes_back(tmp_path, way):
+def test_memory_that_a_task_freed_returns_to_the_system(tmp_path, way):
     command = [sys.executable, "-c", PROGRAM, way, str(tmp_path / "arenas")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -149,6 +149,6 @@ def test_the_column_stays_in_java(spark):
     assert "Python" in frame.select(without_java("topic", "key"))._jdf.queryExecution().executedPlan().toString()
 
 
-def test_a_dialect_that_nobody_wrote():
+def test_an_unknown_dialect_of_csv():
     with pytest.raises(InvalidArgument, match="duckdb, spark"):
         hash_key_sql("oracle")

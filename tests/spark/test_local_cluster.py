@@ -167,7 +167,7 @@ def test_an_attempt_that_is_denied_its_commit_fails_a_write_whose_tasks_may_not_
 
 
 @pytest.mark.slow
-def test_a_micro_batch_of_which_an_attempt_is_denied_its_commit_is_published_once(tmp_path: Path) -> None:
+def test_a_micro_batch_with_a_denied_attempt_is_published_once(tmp_path: Path) -> None:
     line = write(tmp_path, "streamed", "4")
     assert line["failures"] >= 1 and "Commit denied for partition 3" in line["log"]
     assert (line["first"], line["error"], line["last"]) == ("", "", "")
@@ -183,7 +183,7 @@ def test_a_micro_batch_of_which_an_attempt_is_denied_its_commit_is_published_onc
 
 
 @pytest.mark.slow
-def test_a_query_that_failed_by_a_denied_commit_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_query_that_failed_by_a_denied_commit_continues_from_its_checkpoint(tmp_path: Path) -> None:
     line = write(tmp_path, "streamed", "1")
     assert line["error"].startswith("[STREAM_FAILED]") and "Commit denied for partition 3" in line["error"]
     before, disturbed, ended = line["begun"], line["disturbed"], line["ended"]

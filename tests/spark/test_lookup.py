@@ -201,7 +201,7 @@ def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path, monkeypa
         lookup(spark, keys.selectExpr("*", "1 AS region"), storage=storage)
 
 
-def test_names_of_answers_are_taken_however_they_are_written(spark):
+def test_names_of_answers_are_accepted_in_any_case_of_letters(spark):
     with pytest.raises(InvalidArgument, match="column 'region' of the keys"):
         keys_of(spark.createDataFrame([], "topic string, key string, region int"), {}, ["Region"])
 
@@ -223,7 +223,7 @@ BAD = {
 }
 
 
-def test_keys_that_no_lookup_takes(spark, index):
+def test_invalid_keys_of_lookups(spark, index):
     with pytest.raises(InvalidArgument, match=r"topic .*not 5"):
         lookup(spark, spark.createDataFrame([], KEYS), storage=index, columns={"topic": 5})
     with pytest.raises(InvalidArgument, match="stream"):
@@ -267,7 +267,7 @@ def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
         lookup(spark, random, storage=index).collect()
 
 
-def test_damage_is_told_by_slot_group(spark, copied):
+def test_damage_is_reported_by_slot_group(spark, copied):
     """One flipped bit makes those answers partial that need its slot group, and no others."""
     stored = max(states(copied).objects.values(), key=lambda one: one.count)
     (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])

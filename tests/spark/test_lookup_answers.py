@@ -347,7 +347,7 @@ def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
         looked_up(life.storage, plan, lookups, accepted=True)
 
 
-def test_what_fails_when_blocks_are_made_again_is_named(life):
+def test_errors_while_blocks_are_made_again_are_named(life):
     lookups = lookups_in(life)
     plan = plan_of(life.state, lookups, allow_partial=True)
     whole = looked_up(life.storage, plan, lookups)

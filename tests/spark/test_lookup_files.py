@@ -114,7 +114,7 @@ BAD_CSV = {
 
 
 @pytest.mark.parametrize("case", BAD_CSV)
-def test_csv_that_is_none_is_told_with_its_line(tmp_path, case):
+def test_invalid_csv_is_named_with_its_line(tmp_path, case):
     data, message = BAD_CSV[case]
     (tmp_path / "my keys.csv").write_bytes(data)
     with pytest.raises(InvalidArgument) as caught:
@@ -122,7 +122,7 @@ def test_csv_that_is_none_is_told_with_its_line(tmp_path, case):
     assert str(caught.value).startswith(f"{tmp_path}/my keys.csv: {message}")
 
 
-def test_spark_tells_what_is_wrong_with_csv(spark, tmp_path):
+def test_spark_names_the_fault_of_csv(spark, tmp_path):
     (tmp_path / "my keys.csv").write_text("topic,key\nt,k\nt,k,7\n")
     with pytest.raises(InvalidArgument) as caught:
         rows(spark, tmp_path)
@@ -201,7 +201,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize(("line", "message"), BAD_LINES.items())
-def test_bad_ndjson_keys_are_told_with_file_and_line(tmp_path, line, message):
+def test_bad_ndjson_keys_are_named_with_file_and_line(tmp_path, line, message):
     path = tmp_path / "my keys.ndjson"
     path.write_bytes(b'{"topic": "t", "key": "k"}\n\n' + line + b"\n")
     with pytest.raises(InvalidArgument) as caught:
@@ -209,7 +209,7 @@ def test_bad_ndjson_keys_are_told_with_file_and_line(tmp_path, line, message):
     assert str(caught.value).startswith(f"{path}: line 3: {message}") and "messages" not in str(caught.value)
 
 
-def test_ndjson_keys_are_what_was_written(spark, tmp_path):
+def test_ndjson_keys_are_read_as_written(spark, tmp_path):
     keys = ["} {", "}x", "\\ud83d", "😀", "a}]"]
     lines = [json.dumps({"topic": "t", "key": key}) for key in keys]
     (tmp_path / "k.ndjson").write_text("\n".join(lines))
@@ -235,7 +235,7 @@ def test_ndjson_keys_of_a_storage_are_refused(spark):
         read_keys(spark, "s3://bucket/k.ndjson", S3)  # the refusal comes before any request to the storage
 
 
-def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
+def test_bad_parquet_keys_are_named_with_their_file(spark, tmp_path):
     path = tmp_path / "my keys, 2%20.parquet"
     path.write_bytes(b"PAR1 this is none, and long enough for a footer")
     with pytest.raises(CorruptFile) as caught:

@@ -129,7 +129,7 @@ def test_staged_files_come_by_one_record_and_the_writer_adopts_them(spark, stora
     assert states(storage).number == before + 2
 
 
-def test_the_command_tells_what_is_left_and_what_is_damaged(spark, storage, writer):
+def test_the_command_reports_remaining_and_damaged_files(spark, storage, writer):
     index, table = writer
     command = f"compact --storage {storage}"
     planned = told(f"{command} --dry-run").document

@@ -159,7 +159,7 @@ def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, r
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_column_without_a_type_is_told_where_it_is_needed(spark: Any, tmp_path: Any, kind: str, listed: bool) -> None:
+def test_a_needed_column_without_a_type_is_an_error(spark: Any, tmp_path: Any, kind: str, listed: bool) -> None:
     """Pandas writes an empty column without a type. If the build skipped it, its rows would be messages without a
     key.
     """
@@ -239,7 +239,7 @@ def test_unsigned_numbers_that_go_through_spark(spark: Any, tmp_path: Any) -> No
 
 
 @pytest.mark.parametrize("rows", [1, 7])
-def test_a_file_that_is_another_one_now_is_told(spark: Any, tmp_path: Any, rows: int) -> None:
+def test_a_file_that_another_one_replaced_is_an_error(spark: Any, tmp_path: Any, rows: int) -> None:
     """A build would skip row groups that were added after the driver listed the file's groups."""
     table = messages(10)
     pq.write_table(table, tmp_path / "m.parquet", row_group_size=5)

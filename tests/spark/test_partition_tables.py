@@ -110,7 +110,7 @@ def test_values_that_no_entry_has_are_refused_and_named(case: str) -> None:
     assert not list(storage.list("data/")) and not list(storage.list_uploads())
 
 
-def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: ManualClock) -> None:
+def test_a_batch_is_in_the_log_once_and_its_repeat_is_deleted(clock: ManualClock) -> None:
     storage = MemoryStorage()
     log = opened(storage, clock)
     assert publish_batch(written(TABLE, storage), FIRST, storage, log)
@@ -185,7 +185,7 @@ def a_writer(kind: Any, storage: Storage, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [EntryWriter, EntryStreamWriter])
-def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, kind: Any) -> None:
+def test_abort_deletes_only_tables_that_are_certainly_not_published(clock: ManualClock, kind: Any) -> None:
     storage = FaultStorage(MemoryStorage())
     opened(storage, clock)
     writer, number = a_writer(kind, storage), (0,) * (kind is EntryStreamWriter)
@@ -202,7 +202,7 @@ def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, ki
     assert count(storage, clock) == 2_000 and left_over(storage, clock) == 0
 
 
-def test_a_task_that_fails_takes_back_what_it_uploaded(clock: ManualClock) -> None:
+def test_a_task_that_fails_deletes_its_uploads(clock: ManualClock) -> None:
     storage = FaultStorage(MemoryStorage())
     opened(storage, clock)
     storage.fail("upload_part", nth=5)
@@ -346,7 +346,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) -> None:
+def test_other_rows_under_the_last_number_are_refused_and_deleted(case: str) -> None:
     """A checkpoint one batch older than the index does this: Spark plans that batch again, up to the source's present
     end.
     """
@@ -364,7 +364,7 @@ def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) 
 
 
 @pytest.mark.parametrize("earlier", [{}, {"spark:q": 3}])
-def test_a_batch_that_no_record_tells_of_is_known_by_its_number(monkeypatch, earlier):
+def test_a_batch_without_a_description_in_the_log_is_known_by_its_number(monkeypatch, earlier):
     """Records of earlier versions don't describe a batch's rows. They may come after records that do."""
     storage, log = an_index()
     for number in earlier.values():

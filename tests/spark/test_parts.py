@@ -30,7 +30,7 @@ def test_lengths_of_windows(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1d", "1.5h", "0s", "1y", "999999999d", None])
-def test_lengths_that_are_none(text):
+def test_invalid_lengths(text):
     with pytest.raises(InvalidArgument, match="a window is like"):
         window_seconds(text)
 
@@ -74,7 +74,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("span", [0, 1, 255, 256, 2**16, 2**24 + 1, 2**32, 2**40, 2**48, 2**56, 2**64 - 1])
-def test_items_become_what_they_were_of_as_few_bytes_as_their_numbers_need(span):
+def test_items_are_packed_into_few_bytes_and_unpacked_unchanged(span):
     """The test uses the least and the greatest numbers of their types, beside columns that are no integers."""
     dtype = np.dtype([("key_hash", ">i4"), *((kind, kind) for kind, _, _ in NUMBERS), ("f", ">f8"), ("s", "S3")])
     rng = np.random.default_rng(span)
@@ -132,7 +132,7 @@ def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, sha
 
 
 @pytest.mark.parametrize(("span", "most"), [(1, 10), (1000, 37), (86_400, 200), (2**31 - 1, 100)])
-def test_a_spool_gives_back_everything_newest_first_in_bounded_parts(span, most):
+def test_a_spool_returns_all_items_newest_first_in_bounded_parts(span, most):
     rng = np.random.default_rng(span)
     items = np.zeros(1_000, ITEM)
     items["time_diff_s"] = rng.integers(0, span, 1_000)

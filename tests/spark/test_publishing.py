@@ -57,7 +57,7 @@ def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there(clock, damaged):
+def test_a_record_read_with_damage_is_not_called_missing(clock, damaged):
     """The response to the put was lost. The storage's own retry finds the record, and one or two reads of it are
     damaged.
     """
@@ -81,7 +81,7 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 23 * 3_600_000 - 1, 23 * 3_600_000, -23 * 3_600_000])
-def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_sent(clock, ahead_ms):
+def test_a_job_that_began_too_long_ago_publishes_nothing_and_deletes_its_uploads(clock, ahead_ms):
     """`orphans` may be about to delete the objects. A clock that was set back hides the job's duration."""
     storage = MemoryStorage()
     opened(storage, clock)
@@ -97,7 +97,7 @@ def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_
     assert left_over(storage, clock) == 0
 
 
-def test_what_is_published_between_finding_and_deleting_stays(clock):
+def test_objects_published_between_finding_and_deleting_stay(clock):
     """The job took longer than the age that the sweep spares."""
     storage = MemoryStorage(clock=clock)
     log = opened(storage, clock)
@@ -161,7 +161,7 @@ def test_results_that_are_not_what_was_counted_are_not_published():
 
 
 @pytest.mark.parametrize("operation", ["begin_upload", "upload_part"])
-def test_a_task_whose_storage_fails_takes_back_what_it_uploaded(clock, operation):
+def test_a_task_whose_storage_fails_deletes_its_uploads(clock, operation):
     storage = FaultStorage(MemoryStorage())
     log = opened(storage, clock)
     storage.fail(operation, nth=2, times=None)
@@ -190,7 +190,7 @@ def test_a_piece_on_disk_that_finds_no_room_is_no_shorter_one(monkeypatch):
 RANGE, NEXT = messages(300, days=1), messages(200, days=1, seed=2)
 
 
-def test_builds_continue_a_source_where_the_index_stands(spark, storage, config, tmp_path, monkeypatch):
+def test_builds_continue_a_source_from_the_position_of_the_index(spark, storage, config, tmp_path, monkeypatch):
     first, second = (write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((RANGE, NEXT)))
     more = {"storage": storage, "config": config, "mode": "append"}
     with pytest.raises(InvalidArgument, match="table up to position 0, but this build begins at 2"):
@@ -254,7 +254,7 @@ def test_a_driver_killed_at_its_record_says_both_or_nothing(when):
         *[("t", 0, 1.5), ("t", 0, True), ("t", False, 1), ("t", 0, "1"), ("t", None, 1)],
     ],
 )
-def test_ranges_that_are_none(name, begin, end):
+def test_invalid_ranges(name, begin, end):
     with pytest.raises(InvalidArgument, match=r"a range of a source has a name|must be an integer, not"):
         SourceRange(name, begin, end)
 

@@ -83,7 +83,7 @@ LIVE = of_topic("live", messages(100, days=1))
 BATCH, AGAIN = (of_topic("batch", messages(10 * seed, days=1, seed=seed)) for seed in (2, 3))
 
 
-def test_what_jobs_rewrite_keeps_its_origin(pipeline: Pipeline) -> None:
+def test_rewritten_tables_keep_their_origin(pipeline: Pipeline) -> None:
     later = messages(50, days=1, seed=5, begin_ms=BEGIN_MS + DAY_MS)
     pipeline.build(joined([BATCH, later]), "error")
     pipeline.put(LIVE)
@@ -151,7 +151,7 @@ def test_thirty_nights_of_builds_and_merges_beside_a_live_writer(pipeline: Pipel
     check(pipeline.uri, joined(live), joined(built), keys=5)
 
 
-def test_what_goes_is_told_by_topic_before_spark_writes(spark, tmp_path, caplog):
+def test_removed_entries_are_counted_by_topic_before_spark_writes(spark, tmp_path, caplog):
     source, storage = tmp_path / "m.parquet", f"file://{tmp_path}/index"
     for table in (BATCH, AGAIN):
         pq.write_table(table, source)

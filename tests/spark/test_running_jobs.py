@@ -44,7 +44,7 @@ from tiered_index.storage.s3.options import S3Options
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
-def test_jobs_say_what_they_do_and_their_shuffles_leave_no_files(spark, storage, config, tmp_path):
+def test_jobs_have_descriptions_and_leave_no_shuffle_files(spark, storage, config, tmp_path):
     context = spark.sparkContext
     last: dict[str, tuple[int, int]] = {}
 
@@ -121,7 +121,7 @@ def _shuffle_files(spark: Any) -> dict[str, int]:
     return sizes
 
 
-def test_a_worker_sets_its_modules_apart_behind_its_first_task(spark: Any) -> None:
+def test_a_worker_freezes_its_modules_after_its_first_task(spark: Any) -> None:
     def apart(_: int) -> int:
         spare_collections()
         spare_collections()
@@ -167,7 +167,7 @@ def test_a_terminal_shows_a_bar_on_stderr_beside_a_document_too(as_json: bool, m
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit])
-def test_what_fails_behind_an_interrupt_is_the_interrupt(failure: type[BaseException]) -> None:
+def test_an_error_after_an_interrupt_is_reported_as_the_interrupt(failure: type[BaseException]) -> None:
     """Java's connection is broken by then, so every clean-up fails."""
     with pytest.raises(failure), progress_of(Session(Output(as_json=False, quiet=True))):
         try:
@@ -179,7 +179,7 @@ def test_what_fails_behind_an_interrupt_is_the_interrupt(failure: type[BaseExcep
 
 
 @pytest.mark.parametrize("job", ["merge", "compact", "erase --topic t --yes", "audit"])
-def test_an_index_that_is_not_there_is_told_before_spark_starts(job: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_missing_index_is_an_error_before_spark_starts(job: str, tmp_path: Path, monkeypatch: Any) -> None:
     for module in ("reading", "writing"):
         monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.spark.{module}"), "spark_of", None)
     error = answered(f"{job} --storage file://{tmp_path}/nothing", code=2).error

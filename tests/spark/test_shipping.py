@@ -107,7 +107,7 @@ def test_executors_get_all_of_it_from_an_archive(tmp_path):
     check(storage, table, keys=5)
 
 
-def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
+def test_the_shipped_archive_has_the_modules_and_the_same_bytes_each_time(tmp_path):
     first, second = pack_package(tmp_path / "1.zip"), pack_package(tmp_path / "2.zip")
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
@@ -150,7 +150,7 @@ def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, 
 
 
 @pytest.mark.parametrize("given", [[], ["--ship"]])
-def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, given):
+def test_a_lookup_ships_the_package_by_its_option(tmp_path, monkeypatch, given):
     build_here(f"file://{tmp_path}/index", messages(20))
     (tmp_path / "keys.csv").write_text("topic,key\norders,key-0\n")
     asked = []

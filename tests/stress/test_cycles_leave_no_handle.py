@@ -223,7 +223,7 @@ def test_hundreds_of_cycles_leave_nothing_open(place: Place, cycle: Callable[[Pl
 
 
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
-def test_a_close_lets_go_of_what_was_recovered_whoever_still_has_the_object(place: Place) -> None:
+def test_a_close_releases_recovered_files_even_while_the_object_is_kept(place: Place) -> None:
     rounds_of_the_life_cycle(place)
     service = place.writer(background=False)
     reader = IndexReader.open(root=place.root, storage_backend=place.faulty(), query_threads=2)

@@ -27,7 +27,7 @@ def no_collector():
     gc.enable()
 
 
-def test_looks_that_are_begun_again_keep_nothing(open_index, tmp_path, monkeypatch, no_collector):
+def test_repeated_views_of_a_root_keep_nothing(open_index, tmp_path, monkeypatch, no_collector):
     storage = MemoryStorage()
     service = open_index(storage_backend=storage, items=16, background=False, local_keep_s=0.0)
     real = RootView._view
