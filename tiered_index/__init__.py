@@ -8,6 +8,9 @@
 - `IndexReader` reads one or more indexes and changes nothing.
 - `IndexConfig` has all settings.
 - `errors` has all errors, grouped by what you should do next.
+
+`help(IndexService.put)` prints the arguments and errors of a call. docs/api.md lists all public names,
+and docs/using.md has examples.
 """
 
 import importlib

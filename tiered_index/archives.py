@@ -23,6 +23,7 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.opening import open_storage
+from tiered_index.types import no_progress
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def erase_index(
     threads: int = 2,
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Erasure:
     """Erase entries of a topic that are older than `before_ms`; without `yes` only return the plan.
 

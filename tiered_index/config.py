@@ -68,7 +68,11 @@ def setting(default: Any, *, description: str, **rules: float) -> Any:
 
 @dataclass(frozen=True, init=False)
 class IndexConfig:
-    """The settings of an index. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
+    """The settings of an index. Times are in seconds, sizes in bytes; docs/settings.md lists all.
+
+    Give settings by name. The environment supplies those that you do not give, unless `environment` is false. Raises
+    `ConfigError` naming every setting that is unknown or wrong. Instances are immutable; any thread.
+    """
 
     root: Path | None = setting(None, description="Folder of the local files. It has one writer at a time")
     storage: str | None = setting(
@@ -236,7 +240,7 @@ class IndexConfig:
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of the settings that do not have their defaults because somebody gave them, in any source."""
+        """The names of the settings that a file, the environment or an argument gives."""
         found: frozenset[str] = self.__dict__["_given"]
         return found
 

@@ -3,6 +3,8 @@
 Implement `Source` for a broker; `Follower` does the rest. It waits while the index pushes back, reports losses and
 torn tails, and archives. The index stores each position with the entries, so a restarted follower continues there.
 One thread runs a follower. Any thread may read its counts, `problems` and `gauges`, and stop it.
+
+docs/embedding.md has the steps. docs/api.md lists all public names.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -59,8 +61,9 @@ class Lag:
     seconds: float | None
 
 
-class Torn(NamedTuple):
-    """Bytes [begin, end) at the end of a source that are not a whole message, what they are, and why."""
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """Bytes [begin, end) at the end of a source that are not a whole message, their kind, and the reason."""
 
     begin: int
     end: int
@@ -140,7 +143,9 @@ class Archiver(Protocol):
     losses: list[Loss]
 
     @property
-    def passed_over(self) -> Sequence[Loss]: ...
+    def passed_over(self) -> Sequence[Loss]:
+        """The segments that are skipped now."""
+        ...
 
     def run_once(self) -> int:
         """Archive closed segments, and return their number."""
@@ -158,7 +163,9 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index. While the index refuses, it tries again for `patience_s` seconds, or until `stop` is set.
+    """Puts batches into one index, and tries again while the index pushes back.
+
+    It tries for `patience_s` seconds, or until `stop` is set.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready. `expired` counts the entries that
     lookups leave out, because they are older than the retention.
@@ -169,7 +176,7 @@ class PatientPut:
     stop: threading.Event = field(default_factory=threading.Event)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     expired: int = 0
-    _unflushed: int = 0
+    _unflushed: int = field(default=0, init=False)
 
     def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
         """Put one batch; return its number of entries. Raises `BackPressure`, `Stopped`, `InvalidArgument`."""
@@ -255,7 +262,7 @@ class Archiving:
     def problem(self) -> str | None:
         """The error of the last round, and the segments that are skipped; None if there are none."""
         losses = self._archiver.passed_over
-        named = f"segments passed over: {len(losses):,}, the last {losses[-1].problem}" if losses else None
+        named = f"skipped segments: {len(losses):,}, the last one: {losses[-1].problem}" if losses else None
         return "; ".join(filter(None, (self._trouble, named))) or None
 
     def new_losses(self) -> list[Loss]:
@@ -378,12 +385,12 @@ class Follower:
     def _take_end(self, last: Batch) -> None:
         self.state = last.state or self.state
         torn, before, self.torn = last.torn, self.torn, last.torn
-        if torn is None or before is None or torn[:2] != before[:2]:
+        if torn is None or before is None or (torn.begin, torn.end) != (before.begin, before.end):
             self.is_torn_reported = False
         elif not self.is_torn_reported:
             self.is_torn_reported = True
-            begin, end, what, why = torn
-            self._note(f"torn: {self.source.offsets} {begin} to {end}: {what} at the end of the log; {why}")
+            found = f"{self.source.offsets} {torn.begin} to {torn.end}: {torn.what}"
+            self._note(f"torn: {found} at the end of the log; {torn.why}")
 
     def _lose(self, losses: Iterable[Loss]) -> None:
         for loss in losses:

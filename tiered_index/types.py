@@ -37,17 +37,31 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 Status = Literal["complete", "truncated", "partial"]
 
 
-def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MISSING) -> Any:
+class _NoProgress:
+    """A `progress` that ignores each report. A function would show its address in `help()`."""
+
+    def __call__(self, *report: object) -> None:
+        """Do nothing."""
+
+    def __repr__(self) -> str:
+        return "no_progress"
+
+
+no_progress = _NoProgress()
+"""The default of `progress`: ignore each report."""
+
+
+def column(dtype: str, *, identity: bool = False, default: Any = ...) -> Any:
     """Declare a stored column of an `IndexItem` subclass.
 
     `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``). Numbers are stored
     big-endian. A value of bytes that is shorter than the column is filled with NUL bytes. `default` is stored if a put
-    gives no value; without it each put must give one.
+    gives no value. Without a default (``...``) each put must give one.
 
     `identity` columns (integers only) are part of the identity of an entry: with ``event: int = column(">i8",
     identity=True)`` it is (topic, queue_id, offset, event).
     """
-    given = {} if default is dataclasses.MISSING else {"default": default}
+    given = {} if default is ... else {"default": default}
     return field(default=given.get("default", 0), metadata={"dtype": dtype, "identity": identity, **given})
 
 
@@ -326,22 +340,22 @@ class Answer(Sequence[RowT]):
 
     @property
     def freshness(self) -> tuple[Freshness, ...]:
-        """As in `Provenance`."""
+        """The time of the newest published entry, for each index whose writer's root was not read."""
         return self.seen.freshness
 
     @property
     def unknown_topics(self) -> tuple[str, ...]:
-        """As in `Provenance`."""
+        """The topic of the lookup, if nothing was found and no file of the range has the topic."""
         return self.seen.unknown_topics
 
     @property
     def lost(self) -> tuple[LostFile, ...]:
-        """As in `Provenance`."""
+        """The lost files that may have had answers. The answer is complete except for them."""
         return self.seen.lost
 
     @property
     def expired_before_ms(self) -> int | None:
-        """As in `Provenance`."""
+        """The time before which entries have expired, in epoch milliseconds; None: the range begins later."""
         return self.seen.expired_before_ms
 
     @property

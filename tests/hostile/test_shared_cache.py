@@ -80,7 +80,7 @@ def test_a_cache_that_others_may_write_is_not_trusted(
         way(path)
     with caplog.at_level(logging.WARNING):
         check(made, tmp_path)
-    assert "passed over" in caplog.text
+    assert "ignoring the cache entry" in caplog.text
     # right filters have replaced them
     found = sorted(tmp_path.rglob("*.filter"))
     assert len(found) == 2

@@ -230,4 +230,4 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     cluster.trim(topic, 0, 1)
     assert "archived" in run("message", f"kafka:{topic}/0/0", *broker, "--storage", storage)
     wrong = run_here("message", "kafka:none/0/0", "--storage", storage)
-    assert (wrong.code, "has no topic 'none'" in wrong.err) == (2, True)
+    assert (wrong.code, "has no Kafka topic 'none'" in wrong.err) == (2, True)

@@ -91,7 +91,7 @@ def test_records_that_the_broker_deleted_are_shown_from_the_archive(cluster, ser
     [
         (("--follow", "kafka://127.0.0.1:1/t", "--archive-segments"), "--archive-segments is for a RocketMQ store"),
         (("--follow", "STORE", "--key", "key"), "--key is for Kafka"),
-        (("--key", "key"), "--key are of a source that is followed"),
+        (("--key", "key"), "--key need --follow SOURCE"),
         (("--follow", "kafka://127.0.0.1:1/t", "--kafka", "sasl.pasword=secret"), "sasl.pasword"),
         (("--follow", "kafka://127.0.0.1:1/t", "--rocketmq-port", "0"), "--rocketmq-port is for a RocketMQ store"),
     ],

@@ -64,7 +64,8 @@ class IndexClient:
     """A client of one service.
 
     `url` is its address, like ``http://host:8080``; `token` its token; `ca_file` the PEM file of the CA that signed its
-    certificate. `tries` is how often a request is sent at most. Raises `InvalidArgument` for an invalid URL or token.
+    certificate. A request is sent at most `tries` times. Any thread may call its methods. Raises `InvalidArgument` for
+    an invalid URL or token.
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:

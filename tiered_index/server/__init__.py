@@ -1,1 +1,1 @@
-"""The HTTP service: the library's lookups for programs in any language. `app.py` has the routes."""
+"""The HTTP service: the library's lookups for programs in any language. docs/http.md is its reference."""

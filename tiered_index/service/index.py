@@ -356,7 +356,7 @@ class IndexService(Lookups[ItemT]):
         *,
         allow_partial: bool = False,
     ) -> Export:
-        """Flush, then export the entries as `Lookups.export` does."""
+        """Flush, then export the entries as `IndexReader.export` does."""
         self.flush()
         return super().export(topics, begin_ms, end_ms, allow_partial=allow_partial)
 

@@ -2,8 +2,10 @@
 
     from tiered_index.spark import build, merge
 
-Tasks upload objects under names of their own and change nothing else; the driver publishes them with one log record
-(docs/spark-cluster.md). The caller makes the session and imports PySpark, so this package imports without it.
+Tasks upload objects under names of their own and change nothing else. The driver publishes them with one log record.
+The caller makes the session and imports PySpark, so this package imports without it.
+
+docs/api.md lists all public names, docs/spark.md has examples, and docs/spark-cluster.md is about clusters.
 """
 
 from tiered_index.spark.audit.audit import AuditResult, audit

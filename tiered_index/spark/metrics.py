@@ -96,7 +96,7 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """All steps of a job with one name: requests by operation, `bytes_*` are the payload of the requests."""
+    """The metrics of the steps of a job with one name. Requests are counted by operation, bytes are payload."""
 
     name: str
     tasks: int

@@ -32,6 +32,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage
+from tiered_index.types import no_progress
 
 Action = Literal["restore", "salvage", "fetch", "recompact", "drop", "give up"]
 _WINDOW_BYTES = 8 << 20
@@ -69,7 +70,7 @@ class Repairs:
     root: Root | None = None
     local: Mapping[str, CompactedFile] | None = None
     standby: Storage | None = None
-    progress: Progress = lambda number, what: None
+    progress: Progress = no_progress
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Repair the findings of a deep `report` and return the repairs. Without `yes` only plan them.

@@ -34,7 +34,7 @@ from tiered_index.service.merge.run import RunTasks, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
-from tiered_index.types import MAX_TIMESTAMP_MS
+from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
 
 GRACE_S = 3600.0
 """Default time to keep the bytes of removed objects, for running exports and jobs."""
@@ -216,7 +216,7 @@ def erase(
     run_tasks: RunTasks | None = None,
     rewrite: RewriteSegments | None = None,
     shard_bytes: int = 1 << 30,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Erasure:
     """Erase as `tiered_index.erase` does, from an index whose `log` is read.
 

@@ -26,6 +26,7 @@ from tiered_index.service.log.log import own_objects
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
+from tiered_index.types import no_progress
 
 _READERS = 8
 _WINDOW_BYTES = 16 << 20
@@ -58,7 +59,7 @@ def find_hidden(
     objects: Iterable[StoredObject],
     stones: Tombstones,
     schema: Schema,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = no_progress,
 ) -> Found:
     """Return the hidden entries of each object. `progress` gets the numbers of finished and of all objects.
 

@@ -37,6 +37,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.root.seen import Seen
 from tiered_index.storage.base import ObjectInfo, Storage, StorageOptions
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.types import no_progress
 
 _log = logging.getLogger(__name__)
 _KIND = "copy"
@@ -98,7 +99,7 @@ class Copier:
     target: Storage
     clock: Clock
     threads: int = 4
-    progress: Callable[[int], None] = lambda size_bytes: None
+    progress: Callable[[int], None] = no_progress
     stop: threading.Event = field(default_factory=threading.Event)
     # whether the target must already be a copy
     must_exist: bool = False
@@ -417,7 +418,7 @@ def copy_index(
     threads: int = 4,
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
-    progress: Callable[[int], None] = lambda size_bytes: None,
+    progress: Callable[[int], None] = no_progress,
 ) -> CopyReport:
     """Copy the present state of the index at the storage URI `source` to `target`. Return a report.
 

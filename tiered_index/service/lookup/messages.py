@@ -124,7 +124,6 @@ class MessagesResult(Answer[Fetched]):
     message_bytes: int = 0
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """See `Answer.to_dict`."""
         document = super().to_dict(files=files)
         document["explain"] |= {"message_requests": self.message_requests, "message_bytes": self.message_bytes}
         return document

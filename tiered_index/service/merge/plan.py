@@ -172,9 +172,9 @@ class MergeOptions:
 
     - `window_s`: the length of a window in seconds. Windows are aligned to the epoch (UTC).
     - `min_age_s`: a window is merged once it ended this many seconds ago.
-    - `shard_bytes`: the size of a shard, about.
+    - `shard_bytes`: the approximate size of a shard.
     - `begin_s`, `end_s`: only files and shorter tables with all seconds in [`begin_s`, `end_s`) are merged.
-    - `skip_lost`: skip files and tables with objects that the storage lost, instead of raising `CorruptFile`.
+    - `skip_lost`: skip files and tables with missing objects, instead of raising `CorruptFile`.
     """
 
     window_s: int = 86400

@@ -30,6 +30,7 @@ from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 from tiered_index.storage.prices import PriceTable
+from tiered_index.types import no_progress
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def merge(
     *,
     threads: int = 2,
     run_tasks: RunTasks | None = None,
-    progress: Callable[[int], None] = lambda entries: None,
+    progress: Callable[[int], None] = no_progress,
     make_plan: Callable[[Container[str]], MergePlan] | None = None,
 ) -> MergeReport:
     """Run a merge, planned by `make_plan` if given: it is called with the names of lost objects.
@@ -192,9 +193,9 @@ def merge_index(
     threads: int = 2,
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
-    progress: Callable[[int], None] = lambda entries: None,
+    progress: Callable[[int], None] = no_progress,
 ) -> MergeReport:
-    """In the index at a storage URI, merge uploaded files and shorter tables into tables of the length `window`.
+    """Merge uploaded files and shorter tables of the index at a storage URI into tables of the length `window`.
 
     `window` is ``1h``, ``1d`` or a number of seconds. `options` has the other options; its `window_s` is ignored.
     `threads` tasks run at once; each calls `progress` with the number of entries read since its last call. You can

@@ -37,6 +37,7 @@ from tiered_index.service.lifecycle.publication import FinishedObject, Upload, s
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
+from tiered_index.types import no_progress
 
 _PART_BYTES = 16 << 20
 Array = npt.NDArray[Any]
@@ -343,7 +344,7 @@ class TaskResult:
 
 
 def run_task(
-    task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None
+    task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = no_progress
 ) -> TaskResult:
     """Read, sort and upload one task; `progress` gets numbers of entries. An error abandons the task's uploads."""
     if not task.inputs:

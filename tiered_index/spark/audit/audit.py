@@ -47,6 +47,7 @@ from tiered_index.spark.frames import arrow_schema, broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.types import no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -105,7 +106,7 @@ def audit(
     most_listed: int = 1000,
     config: IndexConfig | None = None,
     clock: Clock | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> AuditResult:
     """Check the index in `storage`, and compare it with `source` if one is given.
 

@@ -42,7 +42,7 @@ from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
-from tiered_index.types import format_time
+from tiered_index.types import format_time, no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -285,7 +285,7 @@ def build(
     source_range: SourceRange | None = None,
     dry_run: bool = False,
     clock: Clock | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> BuildResult:
     """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
 

@@ -26,6 +26,7 @@ from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tombstones import Tombstones
+from tiered_index.types import no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ _TASKS_A_CORE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseResult(Erasure):
-    """The certificate, and the metrics of the job."""
+    """The certificate of an erasure, with the metrics of its job."""
 
     metrics: JobMetrics = field(default_factory=JobMetrics)
 
@@ -61,11 +62,11 @@ def erase(
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> EraseResult:
     """Erase entries of a topic on executors, as `tiered_index.erase` with `now`; without `yes` only return the plan.
 
-    `shard_bytes` is the size of a shard of a rewritten window, one task a shard. `progress` is called with (stage,
+    `shard_bytes` is the size of a shard of a rewritten window, one task per shard. `progress` is called with (stage,
     tasks done, tasks). The arguments are checked before Spark starts. You may repeat it, also while writers, readers
     and merges run. Raises as `tiered_index.erase`; results that were published before an error stay.
     """

@@ -30,6 +30,7 @@ from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.prices import PriceTable
+from tiered_index.types import no_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +55,7 @@ def merge(
     s3: StorageOptions | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
@@ -118,10 +119,11 @@ _RECORD = Counter(list=1, get=1, put_if_absent=1, put=1)
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """The published files; with `dry_run` the files to compact and the estimated cost.
+    """The result of a compaction; with `dry_run` the files to compact and the estimated cost.
 
-    `requests` (by operation) and `cost_usd` are of tasks and driver, `*_bytes` of the files only. Unpublished files are
-    (file id, reason): `left` are for later, `damaged` have a damaged staged object, `failed` met an error.
+    `requests` (by operation) and `cost_usd` are of tasks and driver, `*_bytes` of the files only. `files` and `entries`
+    were published. Other files are (file id, reason): `left` are for later, `damaged` have a damaged staged object,
+    `failed` had an error.
     """
 
     files: int = 0
@@ -146,7 +148,7 @@ def compact(
     dry_run: bool = False,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> CompactReport:
     """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
 

@@ -50,7 +50,7 @@ from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
 from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import Storage
-from tiered_index.types import LostFile
+from tiered_index.types import LostFile, no_progress
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -131,7 +131,7 @@ def look_up(
     max_bytes: int | None = None,
     messages: str | None = None,
     config: IndexConfig | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = no_progress,
 ) -> LookupResult:
     """Look up the key of each row of `df` in its topic and time range, as `IndexReader.query` does.
 

@@ -216,7 +216,7 @@ def test_giving_up_that_fails_at_any_call_is_repeated(made, when):
 def test_only_missing_objects_are_declared_lost(made):
     gone = made.stored[3]
     lose(made, [gone])
-    with pytest.raises(InvalidArgument, match="storage has it"):
+    with pytest.raises(InvalidArgument, match="storage has all"):
         give_up(made.inner, open_log(made.inner), [gone.name, made.stored[0].file_id])
     with pytest.raises(InvalidArgument, match="names no such"):
         give_up(made.inner, open_log(made.inner), [gone.name, "000000000000000-000000000000"])

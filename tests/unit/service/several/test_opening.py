@@ -35,10 +35,10 @@ def test_an_invalid_list_of_indexes_is_refused(wrong):
 
 def test_several_have_no_root(cluster, tmp_path, monkeypatch):
     for given in ({"root": tmp_path}, {"storage_backend": MemoryStorage()}):
-        with pytest.raises(InvalidArgument, match="without a root"):
+        with pytest.raises(InvalidArgument, match="without one"):
             IndexReader.open(cluster.uris, **given)
     monkeypatch.setenv("TIERED_INDEX_ROOT", str(tmp_path))
-    with pytest.raises(InvalidArgument, match="without a root"):
+    with pytest.raises(InvalidArgument, match="without one"):
         IndexReader.open(cluster.uris)
 
 
