@@ -210,8 +210,9 @@ class BackPressure(TieredIndexError):
 
 
 class DiskFull(BackPressure):
-    """The file system is full, or the local files are at `disk_max_bytes`. The call was refused whole, or the entries
-    wait in the write buffer.
+    """The file system is full, or the local files are at `disk_max_bytes`.
+
+    The call was refused whole, or the entries wait in the write buffer.
     """
 
     def __init__(

@@ -445,8 +445,9 @@ class Follower:
         return sum(self.source.positions().values())
 
     def problems(self, max_lag_s: float | None = None) -> list[str]:
-        """Return problems other than the index's: failed archiving, a source that can't be read, and a lag of more than
-        `max_lag_s`.
+        """Return the problems of archiving and of the source, and a lag of more than `max_lag_s`.
+
+        The index has problems of its own: see `IndexService.health`.
         """
         parts = {
             "archive": self.archiving.problem if self.archiving is not None else None,

@@ -372,8 +372,9 @@ def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
 
 
 class AsyncIndexClient:
-    """An `IndexClient` for asyncio, with the same arguments, answers and errors. Calls run in threads of the event
-    loop.
+    """An `IndexClient` for asyncio, with the same arguments, answers and errors.
+
+    Calls run in threads of the event loop.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

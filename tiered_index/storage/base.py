@@ -3,7 +3,8 @@
 Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
 ``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; you may repeat every other
 operation. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable` (retry later),
-`StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
+`StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call). docs/embedding.md has the steps for authors
+of storages.
 
 Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Amazon S3's.
 """

@@ -117,8 +117,7 @@ class EraseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """The certificate of an erasure, or its plan: the counts of removed entries and objects, and the objects that
-    remain.
+    """The certificate of an erasure, or its plan: counts of removed entries and objects, and the remaining objects.
 
     - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
       `entries_removed` entries are gone.

@@ -205,8 +205,9 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool = False,
         **limits: Unpack[Limits],
     ) -> TopicsResult:
-        """Return the topics of the files that overlap the inclusive range [begin_ms, end_ms], with their entries and
-        bytes.
+        """Return the topics of the inclusive range [begin_ms, end_ms], with their entries and bytes.
+
+        The topics are those of the files that overlap the range.
 
         The call reads the directory of each stored file: one request unless it is cached. Arguments and errors: see
         `query`.
@@ -276,8 +277,9 @@ class Lookups(ABC, Generic[ItemT]):
         return files_table(self.files())
 
     def du(self) -> pa.Table:
-        """Return stored entries, bytes and monthly cost by topic, day (UTC) and state, as an Arrow table. One index
-        only.
+        """Return stored entries, bytes and monthly cost by topic, day (UTC) and state, as an Arrow table.
+
+        One index only.
 
         Columns: topic (text), day (date32), state, entries, bytes, usd_a_month and estimated. The topic is null for
         archived segments and files without topic names; the day is null if it is not known. The state is the `place` of
