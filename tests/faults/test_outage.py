@@ -245,7 +245,7 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
         assert many.freshness == (seen,)
         world.clock.advance(86_401)
         world.do("3 flush")
-        world.service.run_lifecycle()  # no fence keeps the writer from the storage: the older file leaves the root
+        world.service.run_lifecycle()  # the writer can use the storage: the older file leaves the root
         older = {file.file_id: file for file in reader.files() if file.place == "storage" and file.file_id != "log"}
         assert len(older) == world.service.health()["files"]["storage"] > 0
         behind_ms = max(file.second_max + 1 for file in older.values()) * 1000
@@ -286,7 +286,7 @@ def test_answers_do_not_claim_log_records_read_before_the_storage_failed(make_wo
         storage.fail("get", nth=3, times=None)
         (after,) = reader.query("orders", "a").freshness
         assert after.not_asked is not None
-        # the reader read a record that is newer than those of the files
+        # the reader's log has a newer record than its files
         assert reader._views[0]._log.state.newest_ms > before.as_of_ms == reader.log_state.newest_ms
         assert (after.as_of_ms, after.positions) == (before.as_of_ms, before.positions)
 

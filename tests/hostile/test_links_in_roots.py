@@ -89,7 +89,7 @@ def test_a_writer_that_opens_touches_nothing_outside(made: Path, outside: Path, 
     except TieredIndexError as error:
         assert "link" in str(error)  # "a symbolic link", "Too many levels of symbolic links"
     else:
-        assert kind == "entries"  # left alone: names of links are not files of ours
+        assert kind == "entries"  # the writer does not use a link as a file
     assert content(outside) == before
 
 
