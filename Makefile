@@ -1,14 +1,14 @@
-# tiered_index: every task by one word. `make` alone lists them.
+# The tasks of tiered_index. `make` alone lists them.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 VENV := .venv
 BIN := $(VENV)/bin
-# pytest workers: two cores are what the suite is tuned for, and a third of the time tests wait for processes that they start
+# number of pytest workers for two cores: a third of the time, tests wait for processes that they start
 WORKERS ?= 4
 PYTEST_ARGS ?=
-# tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
+# Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup compiled ready demo kafka-demo serve-demo test test-long test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
@@ -16,14 +16,14 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The virtualenv is made once; each stamp says which extras are in it, and is renewed when pyproject.toml or the lock changes.
+# The virtualenv is made once. Each stamp names the extras in it, and is renewed when pyproject.toml or the lock changes.
 $(VENV)/.stamp-python: deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(VENV)
 	@touch $@
 
-# what pip builds the package from
+# the sources from which pip builds the package
 SOURCES := pyproject.toml requirements.lock setup.py $(wildcard tiered_index/*.pyx tiered_index/*.pxd tiered_index/*.h)
-# says in one line where the compiled core could not be built
+# prints one line if the compiled core could not be built
 CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
 
 $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
@@ -32,7 +32,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 	@$(CORE)
 	@touch $@
 
-# Spark, its Java and a browser are needed by development only: the demo installs none. Java and browser come while pip is at work, and all
+# Only development needs Spark, its Java and a browser: the demo installs none. Java and browser come while pip runs, and all
 # cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
 	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
@@ -44,9 +44,9 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy
 	@$(CORE)
 	@touch $@ $(VENV)/.stamp-demo $(VENV)/.stamp-kafka $(VENV)/.stamp-serve
 
-setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
+setup: $(VENV)/.stamp-test ## make the virtualenv with all packages for development
 
-demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages through all states, two crashes, every answer checked
+demo: $(VENV)/.stamp-demo ## the main job from start to end: millions of messages through all states, two crashes, every answer checked
 	@$(BIN)/python -m tests.demo
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
@@ -72,7 +72,7 @@ lint: $(VENV)/.stamp-test ## ruff, its format, the prose of pages, help and mess
 	@$(BIN)/python -m tests.support.prose --warnings
 	@$(BIN)/mypy
 
-# a virtualenv of its own, so that tests need none of it
+# a separate virtualenv, so that tests need no package of it
 DOCS := $(VENV)-docs
 
 $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
@@ -82,7 +82,7 @@ $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
 	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r $(DOCS)/wanted.txt
 	@touch $@
 
-# a dead link fails; nothing on a page comes from another host
+# a dead link fails; pages load nothing from another host
 build/site/index.html: $(DOCS)/.stamp $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples -name '*.py' -o -name '*.md')
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q -f docs/site/mkdocs.yml
 
@@ -90,26 +90,26 @@ docs: build/site/index.html ## the site of all pages, in build/site, opened in a
 	@bash deploy/find-chromium.sh
 	@$(DOCS)/bin/python docs/site/check.py build/site
 
-# Java's archive of Spark's classes is made beside the lint, which leaves a core idle; tests go without where Java makes none
+# The lint leaves a core idle, which makes Java's archive of Spark's classes. If Java makes none, tests run without it.
 $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
 	@echo "writing Java's archive of Spark's classes for tests (once)"
-	@timeout 300 $(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
+	@timeout 300 $(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "no archive: each Java of tests loads its classes again"
 
-# Once a clone: each worker of pytest would compile all tests anew, side by side.
+# Once per clone: otherwise each worker of pytest would compile all tests.
 compiled: $(VENV)/.stamp-test
 	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
 
 ready: $(VENV)/.stamp-test
 	@$(MAKE) --no-print-directory -j 3 lint $(VENV)/spark-classes.jsa compiled
 
-# the lint has seen the prose
+# the lint has checked the prose
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
 
-test-long: $(VENV)/.stamp-test ## the tests that make test leaves out: whole programs, the console's pages, further backends and faults
+test-long: $(VENV)/.stamp-test ## the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --durations=15 $(PYTEST_ARGS)
 
-# a virtualenv of its own, beside the other one
+# a separate virtualenv
 LOWEST := $(VENV)-lowest
 
 $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
@@ -131,14 +131,14 @@ test-native: $(VENV)/.stamp-test ## the compiled core under AddressSanitizer and
 # for example --mutations --all
 NATIVE_ARGS ?=
 
-test-all: ready ## as test and test-long, the slow soaks, more examples of Hypothesis, and the mutants
+test-all: ready ## `make test` and `make test-long`, the slow soaks, more examples of Hypothesis, and the mutants
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
 # for example -k journal
 MUTANTS_ARGS ?=
 
-mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one by one: each must turn a named test red
+mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one by one: for each, a named test must fail
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
 test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
@@ -154,7 +154,7 @@ chaos: $(VENV)/.stamp-test ## MINUTES=10 of chaos on a real S3 server: processes
 BENCH_GEOMETRY := --slots 5000000 --items 20000000
 BENCH_ARGS ?=
 
-reliability-report: $(VENV)/.stamp-test ## run every campaign that tries to break the engine, and write docs/reliability.md (hours)
+reliability-report: $(VENV)/.stamp-test ## run every campaign that tries to break the engine, and write docs/reliability.md (takes hours)
 	@$(BIN)/python -m tests.reliability.report $(REPORT_ARGS)
 
 # for example --only interrupts
@@ -173,8 +173,8 @@ bench-spark: $(VENV)/.stamp-test ## jobs on Spark beside one process, Parquet an
 bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)
 
-# the peers' packages are for this one task; MariaDB's server is in Debian's packages mariadb-server-core and -client-core, and is left
-# out without
+# Only this task needs the peers' packages. MariaDB's server is in Debian's packages mariadb-server-core and -client-core, and is left
+# out if they are missing.
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@echo "installing tiered_index with the extra 'peers'; once, some minutes"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
@@ -189,7 +189,7 @@ bench-service: $(VENV)/.stamp-test ## load on the service over sockets: lookups/
 bench-peers: $(VENV)/.stamp-peers ## the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
-# a virtualenv of its own: the stores bring many packages
+# a separate virtualenv: the stores need many packages
 COLD := $(VENV)-cold
 
 $(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock deploy/make-venv.sh
@@ -201,7 +201,7 @@ $(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock d
 bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## cold lookups beside SlateDB, Lance, Parquet and DuckDB over one S3 server, into build/cold.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks cold-peers --peers-python $(COLD)/bin/python --out build/cold.json $(BENCH_ARGS)
 
-lock: $(VENV)/.stamp-test ## renew requirements.lock
+lock: $(VENV)/.stamp-test ## write requirements.lock again
 	@$(BIN)/python -m pip install -q pip-tools
 	@$(BIN)/pip-compile -q --all-extras --strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-trusted-host \
 		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml

@@ -105,7 +105,7 @@ export function timed(ms, shown) {
 export const ndjson = (rows) => rows.map(({ found, asked: _, ...item }) =>
   `${JSON.stringify({ ...item, state: found?.state ?? null, message: messageOf({ found }) ?? null })}\n`).join("");
 
-// Where a spreadsheet may begin a formula: at the start of a cell, or after a character that may end a cell.
+// The places where a spreadsheet can begin a formula: the start of a cell, or after a character that can end a cell.
 const FORMULA = /^(?=\s*[=+\-@\t\r\n＝＋－＠])|(?<=[;\t\r\n])(?=[^\S\t\r\n]*[=+\-@＝＋－＠])/g;
 
 function cell(value) {
