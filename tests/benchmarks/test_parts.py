@@ -128,7 +128,7 @@ def test_a_missed_goal_is_run_once_more_under_a_profile(setting, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
+def test_the_report_names_missed_goals(setting, tmp_path, capsys):
     figures = list(run_suites([MadeUp()], setting, tmp_path, lambda _: None))
     print_report(Output(as_json=False), {"cores": 2}, setting, figures, 61.0)
     shown = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
         assert all(s.sections for s in suite.specs(full) if s.goal is not None and s.unit != "MiB")
 
 
-def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_better(setting):
+def test_keys_of_equal_hash_are_answered_together_only_without_fingerprints(setting):
     plain = Setting(Layout(ROCKETMQ, ROCKETMQ.schema, 50, 1_000), 3, quick=True)
     for found, expected, fits in (
         (9, 10, (False, False)),

@@ -26,7 +26,7 @@ def test_a_short_soak_answers_as_its_model(tmp_path):
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_what_an_answer_lacks_has_too_much_or_out_of_order_is_wrong():
+def test_missing_additional_and_unordered_entries_of_an_answer_are_wrong():
     soak = Soak(IndexConfig(), 1_000, 1)
     ledger = soak._ledgers[0]
     for second in (100, 101, 102):

@@ -35,7 +35,7 @@ def check(workload, messages):
         assert messages[number].index_keys == keys_of(workload, number)
 
 
-def test_the_process_writes_what_was_placed_and_waits_before_the_tail(drawn, tmp_path):
+def test_the_process_writes_the_placed_messages_and_waits_before_the_tail(drawn, tmp_path):
     workload = placed(drawn)
     store = tmp_path / "store"
     with Broker(COUNT, SEED, 1_900, store) as broker:

@@ -37,7 +37,7 @@ def index(workload, tmp_path):
         yield opened
 
 
-def test_a_workload_is_what_it_says(workload):
+def test_a_workload_has_the_described_properties(workload):
     again, other = Workload.generate(3000, seed=5), Workload.generate(3000, seed=6)
     for field in dataclasses.fields(workload):
         mine, theirs = getattr(workload, field.name), getattr(again, field.name)
@@ -112,7 +112,7 @@ def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
     assert workload.keys[3] in measured.wrong[0]
 
 
-def test_the_census_finds_what_is_lost_repeated_and_unexpected(workload, tmp_path):
+def test_the_census_finds_lost_repeated_and_unexpected_entries(workload, tmp_path):
     storage = MemoryStorage()
     with IndexService.open(root=tmp_path / "root", storage_backend=storage, **SETTINGS) as index:
         index.put_batch(entry_batch(workload, 0, 2990))

@@ -19,7 +19,7 @@ ENTRIES = 2_000
 
 @pytest.mark.parametrize("per_key", [1, 4])
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_answers_what_was_put(name, per_key, tmp_path):
+def test_a_peer_returns_the_put_entries(name, per_key, tmp_path):
     # a server takes seconds to install its tables: once is enough
     if (missing := PEERS[name].missing()) is not None or (PEERS[name].programs and per_key == 1):
         pytest.skip(missing or "measured with four entries a key")

@@ -60,7 +60,7 @@ def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("page", _PAGES_OF_COMMANDS)
-def test_commands_run_and_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
+def test_commands_run_and_print_the_output_on_the_page(page: str, tmp_path: Path) -> None:
     commands = [pair for block in _blocks(page, "console") for pair in _commands(block)]
     assert len(commands) >= _PAGES_OF_COMMANDS[page]
     checker = doctest.OutputChecker()

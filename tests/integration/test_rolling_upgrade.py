@@ -110,7 +110,7 @@ def newer(answer: list[Any]) -> None:
     assert answer[0] == "UnsupportedVersion" and "log version 4 is newer than this reader" in answer[1]
 
 
-def test_an_earlier_reader_is_told_by_name_once_a_present_writer_has_the_index(
+def test_an_earlier_reader_names_the_newer_feature_once_a_present_writer_has_the_index(
     old: Callable[..., Any], tmp_path: Path
 ) -> None:
     uri, root = f"file://{tmp_path}/storage", str(tmp_path / "root")

@@ -50,7 +50,7 @@ def broker(folder: Path) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_what_it_acknowledged_is_found_again(tmp_path, number):
+def test_acknowledged_messages_are_found_again(tmp_path, number):
     bodies: dict[str, list[str]] = {}
     for life in range(2):
         with broker(tmp_path) as client:

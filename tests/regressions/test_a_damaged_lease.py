@@ -31,7 +31,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_it_locks_nobody_out_and_fences_still_hold(open_index, open_reader, storage, caplog, damage):
+def test_it_excludes_no_writer_and_fences_still_hold(open_index, open_reader, storage, caplog, damage):
     first = open_index("first")
     first.put("t", 0, "k", 1, 1, NOW_MS)
     first.seal()

@@ -46,7 +46,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_what_was_put_stays_whatever_becomes_of_the_callers_memory(open_index, kind):
+def test_put_entries_stay_when_the_callers_memory_changes(open_index, kind):
     service = open_index(item_type=Item)
     memory = {
         "topic": np.full(ROWS, ord("t"), np.uint8),

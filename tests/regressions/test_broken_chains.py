@@ -22,7 +22,7 @@ def offsets(result):
 @pytest.mark.parametrize("preset", ["rocketmq", "native"])
 @pytest.mark.parametrize("previous", [39, 40, 41, 999, 2**31 - 1, -1, -(2**31), "itself"])
 @pytest.mark.parametrize("nth", [1, 3, 4])
-def test_both_kinds_of_lookup_scan_where_a_chain_is_broken(open_index, preset, previous, nth):
+def test_both_kinds_of_lookup_scan_a_broken_chain(open_index, preset, previous, nth):
     service = open_index(preset=preset, slots=4)
     for number in range(40):
         service.put("t", 0, KEYS[number % 8], number, 1, NOW_MS)

@@ -115,7 +115,7 @@ def test_a_compacted_file_has_its_name_before_a_recovery_drops_the_unsealed_one(
     assert offsets(open_index(disk=disk)) == [1, 2, 3]
 
 
-def test_recovery_goes_on_where_it_can_not_delete(open_index, put, tmp_path):
+def test_recovery_continues_if_it_can_not_delete(open_index, put, tmp_path):
     disk = FaultDisk()
     service = open_index(disk=disk)
     put(service, 1, 2, 3)

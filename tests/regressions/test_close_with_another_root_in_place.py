@@ -67,7 +67,7 @@ def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_pat
     assert restored.health()["problems"] == []
 
 
-def test_close_deletes_what_was_replaced_in_its_own_root(open_index, tmp_path):
+def test_close_deletes_replaced_files_in_its_own_root(open_index, tmp_path):
     service = open_index(local_keep_s=0)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.seal()

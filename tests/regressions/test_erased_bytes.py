@@ -154,7 +154,7 @@ def test_a_staged_object_is_read_and_waited_for(begin):
 
 
 @pytest.mark.parametrize("how", ["next round", "restart"])
-def test_the_writers_cache_drops_what_was_erased(begin, tmp_path, how):
+def test_the_writers_cache_drops_erased_entries(begin, tmp_path, how):
     life = begin(cache_max_bytes=1 << 24)
     fill(life)
     gone, cache = set(life.state.objects), tmp_path / "root" / "cache"

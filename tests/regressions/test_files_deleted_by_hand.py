@@ -107,7 +107,7 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
     assert run("verify", *life.place).code == run("recover", *life.place).code == 0
 
 
-def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_somebody_does_without_it(life: Life) -> None:
+def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_it_is_dropped(life: Life) -> None:
     first, *_ = life.fill("unsealed")
     listed = life.root / "files"
     listed.write_bytes(listed.read_bytes().replace(b'"count": 10', b'"count": 11'))
@@ -145,7 +145,7 @@ def test_a_list_of_one_copy_is_one_of_an_earlier_version(life: Life) -> None:
 
 
 @pytest.mark.parametrize("copy", [0, 1])
-def test_one_damaged_copy_of_the_list_is_told_by_verify_until_a_start_repairs_it(life: Life, copy: int) -> None:
+def test_verify_reports_one_damaged_copy_of_the_list_until_a_start_repairs_it(life: Life, copy: int) -> None:
     first, *_ = life.fill("unsealed")
     listed = life.root / "files"
     data = listed.read_bytes()

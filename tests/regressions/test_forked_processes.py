@@ -112,7 +112,7 @@ def test_an_awaited_reader_answers_in_the_child(given):
 
 
 @pytest.mark.parametrize("given", ["file"], indirect=True)
-def test_what_a_child_can_not_use_is_refused(given, tmp_path):
+def test_a_child_is_refused_objects_that_it_can_not_use(given, tmp_path):
     with IndexReader.open(**given) as reader, reader.export() as export:
         kept = reader.storage
         assert in_child(lambda: [len(batch) for batch in export])[0] == "IndexClosed"

@@ -133,7 +133,7 @@ class _Forgetful(FaultDisk):
 
 
 @pytest.mark.parametrize("again", ["next round", "next start"])
-def test_a_record_whose_folder_sync_failed_is_published_once_it_is_durable(life: Life, again: str) -> None:
+def test_a_record_whose_folder_sync_failed_is_published_when_durable(life: Life, again: str) -> None:
     disk = _Forgetful()
     storage = LocalStorage(life.folder / "storage", disk=disk)
     index = life.open(storage_backend=storage, disk=disk, local_keep_s=0)
@@ -237,7 +237,7 @@ def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> 
 
 
 @pytest.mark.parametrize("broken_off", [None, "put_batch", "before the marker"])
-def test_recover_sends_what_a_restored_storage_lacks(
+def test_recover_sends_files_that_a_restored_storage_lacks(
     life: Life, monkeypatch: pytest.MonkeyPatch, broken_off: str | None
 ) -> None:
     life.write(30, upload=True)
@@ -269,7 +269,7 @@ def test_recover_sends_what_a_restored_storage_lacks(
     assert not [path for path in life.root.iterdir() if path.name.startswith("aside")]
 
 
-def test_recover_of_a_root_from_a_backup_keeps_what_the_storage_lacks(life: Life) -> None:
+def test_recover_of_a_root_from_a_backup_keeps_files_that_the_storage_lacks(life: Life) -> None:
     life.write(100, upload=False)
     life.keep("root")
     life.write(200, upload=True)
@@ -283,7 +283,7 @@ def test_recover_of_a_root_from_a_backup_keeps_what_the_storage_lacks(life: Life
     assert life.found() == set(range(1, 701))
 
 
-def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
+def test_recover_keeps_unreadable_files(life: Life) -> None:
     life.write(10, upload=False)
     life.keep("root")
     life.write(10, upload=True)
@@ -299,7 +299,7 @@ def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
     assert life.reopened() == set(range(1, 21))
 
 
-def test_a_reader_tells_another_history_and_opens_it_anew(life: Life) -> None:
+def test_a_reader_reports_another_history_and_opens_it_again(life: Life) -> None:
     life.write(10, upload=True)
     life.keep("storage", "root")
     life.write(10, upload=True)
@@ -409,7 +409,7 @@ def test_a_link_in_the_place_of_a_folder_or_a_file_is_refused_by_readers_too(lif
         life.open()
 
 
-def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
+def test_a_copy_stops_if_its_source_has_another_history(life: Life) -> None:
     life.write(10, upload=True)
     life.keep("storage", "root")
     life.write(10, upload=True)
@@ -499,7 +499,7 @@ def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_droppe
 
 
 @pytest.mark.parametrize("own", [0, 3], ids=["an earlier state", "a clone that diverged"])
-def test_a_file_with_fewer_entries_is_dropped_where_the_published_one_has_them(life: Life, own: int) -> None:
+def test_a_file_with_fewer_entries_is_dropped_if_the_published_one_has_them(life: Life, own: int) -> None:
     first = life.open()
     life.ingest(first, 10, upload=False)
     life.keep("storage")

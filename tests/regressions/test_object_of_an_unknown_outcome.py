@@ -58,7 +58,7 @@ def test_it_is_there_when_its_record_arrives(waiting, storage, open_reader, erro
     assert (result.status, [item.offset for item in result]) == ("complete", [1])
 
 
-def test_it_is_published_where_the_record_never_arrives(waiting, storage, open_reader):
+def test_it_is_published_if_the_record_never_arrives(waiting, storage, open_reader):
     service, late = waiting
     late.fail("head", name_prefix="data/")
     with pytest.raises(StorageUnavailable):

@@ -9,7 +9,7 @@ from tests.support.storage_faults import FaultStorage
 NOW_MS = 1_700_000_000_000
 
 
-def test_what_was_read_of_the_log_says_positions(open_index, storage):
+def test_the_read_part_of_the_log_has_positions(open_index, storage):
     faulty = FaultStorage(storage)
     with open_index(storage_backend=faulty, local_keep_s=0) as service:
         service.put("t", 0, "k", 1, 1, NOW_MS, source="s", source_position=5)

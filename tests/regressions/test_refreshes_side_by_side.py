@@ -94,7 +94,7 @@ def test_two_lookups_that_miss_an_object_both_answer(open_index, storage, beside
         assert (lookup.value.status, len(lookup.value)) == ("complete", 0)
 
 
-def test_a_removed_objects_local_copy_goes_with_it(index, storage, tmp_path):
+def test_a_removed_objects_local_copy_is_deleted(index, storage, tmp_path):
     remove_objects(storage)
     index._lifecycle.refresh()
     index.run_lifecycle()

@@ -15,7 +15,7 @@ from tiered_index.errors import TieredIndexError
 NOW_MS = 1_700_000_000_000
 
 
-def test_puts_between_flushes_that_fail_hold_what_the_buffer_says(open_index):
+def test_puts_between_failed_flushes_hold_the_memory_that_the_buffer_counts(open_index):
     disk = FaultDisk()
     service = open_index(disk=disk)
     disk.fail("create", times=None)

@@ -41,7 +41,7 @@ def verified(storage, *, deep=True):
     return report
 
 
-def test_an_archived_object_is_told_from_a_lack_of_permission():
+def test_an_archived_object_is_distinguished_from_a_missing_permission():
     answer = {"Error": {"Code": "InvalidObjectState", "Message": "x"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
     error = translate(ClientError(answer, "GetObject"), doing="reading 'a'", uri="s3://b", name="a")
     assert isinstance(error, ObjectArchived)
@@ -59,7 +59,7 @@ def test_verify_lists_every_archived_object(storage, deep):
     assert {type(error) for _, error in report.unchecked} == {ObjectArchived}
 
 
-def test_verify_goes_on_from_a_checkpoint_where_records_are_archived(storage):
+def test_verify_continues_from_a_checkpoint_if_records_are_archived(storage):
     archived = FaultStorage(storage)
     archived.fail("get", name_prefix=log_name(1), times=None, error=ObjectArchived)
     report = verified(archived)

@@ -35,7 +35,7 @@ def test_the_longest_pauses(tmp_path, pause, seconds):
         service.run_lifecycle()
 
 
-def test_a_round_that_ends_with_any_error_is_told_and_the_next_ones_come():
+def test_a_round_that_ends_with_any_error_is_reported_and_the_next_ones_run():
     rounds, met = [], threading.Event()
 
     def work():
@@ -104,7 +104,7 @@ if sys.argv[2] == "forked" and os.fork():
 
 
 @pytest.mark.parametrize("way", ["whole", "forked"])
-def test_what_is_open_when_the_interpreter_ends_is_flushed(tmp_path, way):
+def test_an_open_index_is_flushed_when_the_interpreter_ends(tmp_path, way):
     """The process that opened it flushes it; a forked child does not touch it."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), way], capture_output=True, text=True, timeout=60, check=True

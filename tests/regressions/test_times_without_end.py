@@ -15,7 +15,7 @@ FOR_EVER_S = 10**12
 CENTURY_S = 100 * 365 * 86400.0
 
 
-def test_local_copies_that_are_kept_for_ever(open_index, clock):
+def test_local_copies_that_are_kept_permanently(open_index, clock):
     service = open_index(local_keep_s=FOR_EVER_S)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.seal()
@@ -25,7 +25,7 @@ def test_local_copies_that_are_kept_for_ever(open_index, clock):
         clock.advance(CENTURY_S)
 
 
-def test_copies_kept_for_ever_still_give_way_to_the_bound_in_bytes(open_index):
+def test_permanent_copies_are_still_bounded_in_bytes(open_index):
     service = open_index(local_keep_s=FOR_EVER_S, local_keep_bytes=1)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.seal()

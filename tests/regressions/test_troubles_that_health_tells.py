@@ -69,7 +69,7 @@ def test_a_damaged_file_that_the_storage_has_is_none_once_the_log_is_read(open_i
     assert problems(service) == []
 
 
-def test_a_log_that_could_not_be_read_is_told_until_it_is(open_index, storage):
+def test_an_unreadable_log_is_reported_until_it_is_read(open_index, storage):
     faulty = FaultStorage(storage)
     service = open_index(storage_backend=faulty)
     put(service)

@@ -30,7 +30,7 @@ class NothingAsked:
         raise AssertionError("there is no room for them")
 
 
-def test_who_finds_no_room_waits_in_turn_then_is_refused():
+def test_an_answer_without_memory_waits_in_turn_then_is_refused():
     async def main():
         memory = MemoryBudget(800, wait_s=PATIENCE_S)
         first, second, third, small = (Reservation(memory) for _ in range(4))
@@ -62,7 +62,7 @@ def test_who_finds_no_room_waits_in_turn_then_is_refused():
     asyncio.run(main())
 
 
-def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
+def test_a_call_without_a_waiting_client_holds_its_memory_until_it_ends():
     async def main():
         memory, begun, go_on = MemoryBudget(800), threading.Event(), threading.Event()
         reservation = Reservation(memory)
@@ -98,7 +98,7 @@ def test_a_call_whose_request_has_ended_is_not_begun():
 
 
 @pytest.mark.parametrize("soon_s", [calls._SOON_S, 0])
-def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(monkeypatch, soon_s):
+def test_a_running_call_holds_its_memory_and_waits_for_it_in_no_thread(monkeypatch, soon_s):
     """This also holds if memory runs out only later: a repeated call may send as many requests as before."""
     monkeypatch.setattr(calls, "_SOON_S", soon_s)
     allowance = Allowance(Caps(), PriceTable())
@@ -191,7 +191,7 @@ def index(tmp_path_factory):
 WIDE = {"lookups": [{"topic": "t", "key": "k", "max_count": 3_000}]}
 
 
-def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monkeypatch):
+def test_a_large_answer_waits_for_one_that_its_client_does_not_read(index, monkeypatch):
     monkeypatch.setitem(MemoryBudget.__init__.__kwdefaults__, "wait_s", 0.2)
     # one of two answers fits while it is made, and both do once they are finished
     most = entries_bytes([("t", 3_000)]) * 8 // 7
@@ -225,7 +225,7 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monke
         assert answer.status_code == 200 and len(answer.json()["results"][0]["items"]) == 3_000
 
 
-def test_a_stream_counts_what_it_has_sent_and_says_where_to_go_on(index):
+def test_a_stream_counts_its_bytes_and_says_where_to_continue(index):
     with serving(index, answer_bytes=512 << 10, threads=2) as client:
         asked = {"topic": "t", "key": "k", "all": "true", "max_count": "100"}
         client.headers["accept"] = "application/x-ndjson"

@@ -101,7 +101,7 @@ def expected(result, redaction):
     ),
 )
 @pytest.mark.parametrize("redaction", [Redaction(), HIDDEN])
-def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged, more, redaction):
+def test_every_form_of_a_batch_has_the_same_answers(looked_up, asked, paged, more, redaction):
     if paged and (cursor := looked_up.query_many(asked)[0].cursor) is not None:
         asked = [*asked, dataclasses.replace(asked[0], cursor=cursor)]
     results = dataclasses.replace(looked_up.query_many(asked), **more)

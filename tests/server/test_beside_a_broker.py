@@ -76,7 +76,7 @@ def test_an_id_may_have_any_characters(sidecar):
     assert 'route="/v1/messages/{id}",status="200"' in client.get("/metrics").text
 
 
-def test_what_is_not_there_is_404(sidecar):
+def test_a_missing_message_is_404(sidecar):
     _, _, client = sidecar
     assert client.get("/v1/messages/NONE", params={"topic": "orders"}).status_code == 404
     place = client.get("/v1/messages", params={"topic": "orders", "key": "k"}).json()["messages"][0]["message"]
@@ -154,7 +154,7 @@ READING = [
 
 
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
-def test_a_command_that_asks_a_service_prints_what_it_prints_of_the_index(sidecar, capsys, arguments):
+def test_a_command_prints_the_same_of_a_service_as_of_the_index(sidecar, capsys, arguments):
     folder = sidecar[0]
     store = ("--store", folder / "store") if {"--messages", "message"} & {*arguments} else ()
 
@@ -192,7 +192,7 @@ def test_a_command_that_asks_a_service_prints_what_it_prints_of_the_index(sideca
         (("verify", "--deep", "--repair"), "--repair"),
     ],
 )
-def test_what_is_of_an_index_is_refused_beside_a_service(capsys, arguments, wrong):
+def test_options_of_an_index_are_refused_beside_a_service(capsys, arguments, wrong):
     with pytest.raises(SystemExit) as ended:
         run([*arguments, "--url", "http://127.0.0.1:1"])
     assert (ended.value.code, f"leave {wrong} out" in capsys.readouterr().err) == (2, True)

@@ -127,7 +127,7 @@ def test_a_token_of_some_topics_browses_these_alone(held):
         ({"at_ms": T, "explain": "true"}, 400, "is not a parameter"),
     ],
 )
-def test_a_wrong_question_is_told_so(held, asked, status, said):
+def test_a_wrong_request_is_reported(held, asked, status, said):
     got = held[0].get("/v1/browse", params={"topic": "orders", **asked})
     assert (got.status_code, said in got.json()["detail"]) == (status, True), got.text
 
@@ -168,7 +168,7 @@ def test_every_message_that_is_read_is_claimed_before(tmp_path, is_backwards):
 
 
 @pytest.mark.parametrize("place", [(T + 12_000, None), (None, "earlier:0=6,1=5,2=5"), (None, "later:0=2,1=3,2=5")])
-def test_a_page_that_ends_early_goes_on_behind_any_of_its_messages(tmp_path, place):
+def test_a_page_that_ends_early_continues_after_any_of_its_messages(tmp_path, place):
     made(tmp_path / "store", ({"queue_id": n % 3, "store_ms": T + n * 1000} for n in range(24)))
     browser = Browser(StoreQueues(tmp_path / "store", None), NOTHING)
     page = browser.page("orders", None, *place, 10)
@@ -194,7 +194,7 @@ def test_a_page_has_the_room_of_messages_that_are_gone(tmp_path):
     assert len(page) == 3 and left < 0
 
 
-def test_what_was_erased_is_not_shown_from_anywhere(tmp_path):
+def test_erased_messages_are_never_shown(tmp_path):
     made(tmp_path / "store", ({"keys": [f"k-{n // 3}"], "body": b"%d" % n} for n in range(9)))
     storage = (tmp_path / "storage").as_uri()
     with index_in(tmp_path, offset_space="commitlog") as index:
@@ -237,7 +237,7 @@ def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
             assert answer["status"] == "partial" and str(tmp_path) not in json.dumps(answer)
 
 
-def test_without_queues_at_hand_it_says_what_gives_them(client):
+def test_without_queues_the_error_names_their_source(client):
     got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
     assert got.status_code == 404 and "--archive-queues" in got.json()["detail"]
 

@@ -127,7 +127,7 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
         (None, 405, InvalidArgument),
     ],
 )
-def test_a_problem_is_the_error_that_says_what_to_do(name, status, kind):
+def test_a_problem_is_the_error_with_the_remedy(name, status, kind):
     error = error_of({"error": name, "status": status, "detail": "why"})
     assert type(error) is kind and "why" in str(error)
 
@@ -191,7 +191,7 @@ def test_a_stream_without_its_end_is_no_answer(answer, error):
         (b'\n{"error": "of an entry"}', StorageUnavailable, "broke off"),
     ],
 )
-def test_a_document_that_broke_off_is_told_so(answer, error, said):
+def test_a_document_that_broke_off_is_reported(answer, error, said):
     with answering(HEAD + b'\r\n{"items": [' + answer) as (url, _), IndexClient(url, tries=1) as asking:
         with pytest.raises(error, match=said):
             asking.query("a", "k")
@@ -205,7 +205,7 @@ def test_a_stream_has_entries_with_a_column_of_any_name(name):
         assert [getattr(item, name) for item in asking.stream("a", "k")] == [7]
 
 
-def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
+def test_a_busy_service_is_asked_again_and_a_lost_one_is_reported():
     whole = json.dumps({"status": "alive"}).encode()
     answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(whole) + whole
     with answering(BUSY, BUSY, answer) as (url, requests), IndexClient(url) as asking:
@@ -220,7 +220,7 @@ def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
 
 
 @pytest.mark.parametrize("after", [b"99999999", b"Wed, 21 Oct 2099 07:28:00 GMT", b"soon"])
-def test_whoever_says_to_wait_long_is_asked_again_soon(monkeypatch, after):
+def test_a_service_that_requests_a_long_wait_is_asked_again_soon(monkeypatch, after):
     monkeypatch.setattr(client_module, "_MOST_WAIT_S", 0.0)
     busy = BUSY.replace(b"After: 0", b"After: " + after)
     with answering(busy, busy) as (url, requests), IndexClient(url, tries=2) as asking:
@@ -232,7 +232,7 @@ def test_whoever_says_to_wait_long_is_asked_again_soon(monkeypatch, after):
 @pytest.mark.parametrize(
     ("content", "error"), [(b"\xbf\xff", ConfigError), (b"a\nb\n", InvalidArgument), (b"\n", InvalidArgument)]
 )
-def test_a_file_without_a_token_is_told(tmp_path, content, error):
+def test_a_file_without_a_token_is_reported(tmp_path, content, error):
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(error, match=r"no token|invalid token"):
         asked_service(Session(Output(as_json=False)), ServiceOptions("http://localhost:1", tmp_path / "token"))
@@ -247,7 +247,7 @@ def test_a_put_without_a_position_is_sent_once():
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://u:p@host", "http://"])
-def test_what_is_no_url_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(InvalidArgument, match="not the URL of a service"):
         IndexClient(url)
 

@@ -58,7 +58,7 @@ def rest(connection: socket.socket) -> bytes:
     [(ALIVE, b"\r\n"), (b"POST /v1/nothing" + HOST + b"Content-Length: 1000\r\n\r\n", b"{")],
     ids=["an empty line", "a body that nobody reads"],
 )
-def test_what_is_no_request_does_not_hold_a_connection(connection, monkeypatch, first, then):
+def test_an_invalid_request_does_not_hold_a_connection(connection, monkeypatch, first, then):
     connection.sendall(first)
     assert answer(connection).startswith(b"HTTP/1.1 ")
     monkeypatch.setattr(listening, "_HEAD_S", 0.0)
@@ -108,7 +108,7 @@ def test_pieces_of_a_body_are_no_head(connection, monkeypatch):
     [b"\x16\x03\x01\x02\x00\x01", b"GET /v1/query?topic=orders&key=gr\xc3\xbcn" + HOST + b"\r\n"],
     ids=["TLS", "a URL that is not percent-encoded"],
 )
-def test_what_is_no_request_is_told_in_a_problem(connection, sent):
+def test_an_invalid_request_is_reported_in_a_problem(connection, sent):
     connection.sendall(sent)
     head, _, body = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/problem+json" in head
@@ -125,7 +125,7 @@ def test_what_is_no_request_is_told_in_a_problem(connection, sent):
     ],
     ids=["URL", "header", "headers"],
 )
-def test_a_head_that_is_too_long_is_told_so(connection, status, begin, size, ends):
+def test_a_head_that_is_too_long_is_reported(connection, status, begin, size, ends):
     connection.sendall(ALIVE)
     assert answer(connection).startswith(b"HTTP/1.1 200 ")
     # the client reads after it has sent everything
@@ -135,7 +135,7 @@ def test_a_head_that_is_too_long_is_told_so(connection, status, begin, size, end
     assert "64 KiB" in json.loads(body)["detail"]
 
 
-def test_a_head_that_comes_too_slowly_is_told_so(connection, monkeypatch):
+def test_a_head_that_arrives_too_slowly_is_reported(connection, monkeypatch):
     monkeypatch.setattr(listening, "_HEAD_S", 0.1)
     connection.sendall(ALIVE)
     assert answer(connection).startswith(b"HTTP/1.1 200 ")
@@ -154,7 +154,7 @@ def test_a_head_that_was_refused_is_not_refused_again_for_being_late():
     assert armed == [connection.transport.abort]
 
 
-def test_who_reads_no_refusal_is_let_go(connection, monkeypatch):
+def test_a_client_that_reads_no_refusal_is_disconnected(connection, monkeypatch):
     monkeypatch.setattr(listening, "_LINGER_S", 0.0)
     with pytest.raises(OSError):
         # more than any buffer holds
@@ -162,7 +162,7 @@ def test_who_reads_no_refusal_is_let_go(connection, monkeypatch):
             connection.sendall(b"x" * 10_000)
 
 
-def test_who_offers_another_protocol_is_answered_in_this_one(connection, caplog):
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(connection, caplog):
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
     last = b"GET /livez" + HOST + b"Connection: close\r\n\r\n"
     with caplog.at_level(logging.WARNING):
@@ -218,7 +218,7 @@ class Taker:
         ([100] * (listening._MORE_TIMES + 1), True, True),
     ],
 )
-def test_who_goes_on_taking_a_large_answer_gets_it(rates, is_stream, ended):
+def test_a_client_that_keeps_reading_a_large_answer_gets_it(rates, is_stream, ended):
     connection = object.__new__(listening._Connection)
     connection.transport = connection.flow = connection.loop = taker = Taker(64 << 20, list(rates))
     connection._pace, connection._more_times = Pace(is_stream=is_stream), listening._MORE_TIMES
@@ -293,7 +293,7 @@ def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(slow, a
     assert more["items"][0]["offset"] == lines[-1]["offset"] - 1
 
 
-def test_a_document_that_is_taken_too_slowly_ends_behind_an_entry_and_goes_on_from_there(slow):
+def test_a_document_that_is_read_too_slowly_ends_after_an_entry_and_continues_from_there(slow):
     client, ask = slow
     head, body = unchunked(ask(b"GET /v1/query?topic=orders&key=k&max_count=10000&explain=true", b"application/json"))
     assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head.lower()
@@ -338,7 +338,7 @@ def test_messages_that_are_taken_too_slowly_go_on_behind_one(letters, taken_slow
 
 
 @pytest.mark.parametrize("place", [{"at_ms": 1_762_000_020_000}, {"cursor": "earlier:0=40"}, {"cursor": "later:0=0"}])
-def test_browsing_that_is_taken_too_slowly_goes_on_behind_a_message(letters, taken_slowly, place):
+def test_browsing_that_is_read_too_slowly_continues_after_a_message(letters, taken_slowly, place):
     index, store = letters
     url = b"GET /v1/browse?topic=letters&max_count=40&" + urlencode(place).encode()
     with serving(index, store=store) as client:
@@ -357,7 +357,7 @@ def test_browsing_that_is_taken_too_slowly_goes_on_behind_a_message(letters, tak
 
 @pytest.mark.parametrize("taken", range(0, 1 << 20, 99_999))
 @pytest.mark.parametrize("status", ["complete", "partial"])
-def test_a_document_ends_behind_any_of_its_rows(taken, status):
+def test_a_document_ends_after_any_of_its_rows(taken, status):
     """Whenever a client becomes slow, it gets the first rows, and a cursor after the last of them."""
     pace, sent = Pace(), b""
     rows = [b'"%d %s"' % (n, b"x" * (n * 997 % 150_000)) for n in range(12)]

@@ -142,7 +142,7 @@ def test_the_images_recipe_passes_hadolint() -> None:
 
 
 @pytest.mark.parametrize("one", OBJECTS, ids=lambda one: f"{one['kind']}/{one['metadata']['name']}")
-def test_objects_are_what_kubernetes_takes(one: Any) -> None:
+def test_kubernetes_accepts_the_objects(one: Any) -> None:
     kubernetes_validate.validate(one, "1.37", strict=True)
 
 
@@ -165,7 +165,7 @@ def test_pods_are_confined(one: Any) -> None:
 
 
 @pytest.mark.parametrize(("one", "container"), OURS, ids=lambda one: one.get("name"))
-def test_what_is_written_lies_on_a_volume(one: Any, container: Any) -> None:
+def test_written_files_are_on_a_volume(one: Any, container: Any) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
     writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
     assert "/tmp" in writable
@@ -253,7 +253,7 @@ def test_jobs_go_through_every_brokers_index() -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda overlay: overlay.name)
-def test_overlays_are_rendered_to_what_kubernetes_takes(overlay: Path) -> None:
+def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
     done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     rendered = list(yaml.safe_load_all(done.stdout))
@@ -340,7 +340,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
 
 
 @pytest.mark.parametrize("where", EXPRESSIONS)
-def test_alerts_and_panels_ask_for_what_is_exported(exported: dict[str, set[str]], where: str) -> None:
+def test_alerts_and_panels_use_exported_metrics(exported: dict[str, set[str]], where: str) -> None:
     text = EXPRESSIONS[where]
     added = {"job", "instance"}
     found = re.findall(r"\b(up|tiered_index_\w+)(?:\{([^}]*)\})?", text.replace('job="tiered-index"', "job=~x"))
@@ -514,7 +514,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
         assert granted - {"s3:ListMultipartUploadParts"} == enforcing.used[role], role
 
 
-def test_the_buckets_rules_leave_what_the_index_has() -> None:
+def test_the_buckets_rules_keep_the_indexs_objects() -> None:
     rules = json.loads((DEPLOY / "iam/lifecycle.json").read_text())["Rules"]
     for rule in rules:
         assert rule["Status"] == "Enabled"

@@ -253,7 +253,7 @@ def test_a_caller_has_its_rate(monkeypatch):
         rate.take("a")
 
 
-def test_too_many_requests_a_second_are_told_when_to_go_on(index):
+def test_too_many_requests_per_second_get_a_time_to_retry(index):
     with serving(index, rate=0.001) as client:
         assert client.get("/v1/query", params=QUERY).status_code == 200
         got = client.get("/v1/query", params=QUERY)
@@ -294,7 +294,7 @@ BATCH = b'{"lookups": [{"topic": "orders", "key": "k"}], "max_requests": 9}'
         ),
     ],
 )
-def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog, method, asked):
+def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, method, asked):
     held = Held()
     gc.collect()  # warnings that other tests left
     caplog.clear()
@@ -314,7 +314,7 @@ def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog, method, 
     assert not caplog.records
 
 
-def test_a_client_that_goes_within_its_body_is_no_failure_of_the_service(index, caplog):
+def test_a_client_that_disconnects_within_its_body_is_no_failure_of_the_service(index, caplog):
     head = b"POST /v1/query:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with serving(index) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
@@ -359,7 +359,7 @@ def test_a_cost_bounds_requests():
     assert allowance.usage.requests == 2
 
 
-def test_lookups_are_told_to_the_audit_log(index, tmp_path, made):
+def test_lookups_are_written_to_the_audit_log(index, tmp_path, made):
     path = tmp_path / "audit.ndjson"
     with serving(index, tokens=made[0], audit=path) as client:
         headers = bearer(made[1]["reader"]) | {"x-request-id": "r-1"}
@@ -390,7 +390,7 @@ def test_an_audit_log_is_for_its_owner_and_group(index, tmp_path):
         os.umask(before)
 
 
-def test_an_audit_log_that_was_moved_away_is_begun_anew(index, tmp_path):
+def test_an_audit_log_that_was_moved_away_is_begun_again(index, tmp_path):
     path, moved = tmp_path / "audit.ndjson", tmp_path / "audit.ndjson.1"
     with serving(index, audit=path) as client:
         client.get("/v1/query", params=QUERY | {"key": "before"})
@@ -410,7 +410,7 @@ def test_an_audit_log_that_was_moved_away_is_begun_anew(index, tmp_path):
     assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["last"]
 
 
-def test_an_audit_log_that_was_full_is_begun_anew(index, tmp_path):
+def test_an_audit_log_that_was_full_is_begun_again(index, tmp_path):
     path = tmp_path / "audit.ndjson"
     path.symlink_to("/dev/full")
     with serving(index, audit=path) as client:
@@ -423,7 +423,7 @@ def test_an_audit_log_that_was_full_is_begun_anew(index, tmp_path):
     assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["after"] * 2
 
 
-def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index, tmp_path, made):
+def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_path, made):
     path = tmp_path / "audit.ndjson"
     batch = [{"topic": "payments", "key": f"{n}" + "x" * 2000} for n in range(150)]
     with serving(index, tokens=made[0], audit=path) as client:

@@ -72,7 +72,7 @@ class Life:
     ("befall", "reason"),
     [(Life.fence, "a newer writer"), (Life.fill_the_disk, "No space left"), (Life.cut_the_storage, "scripted fault")],
 )
-def test_what_keeps_a_writer_from_its_work_is_a_reason(tmp_path, befall, reason):
+def test_a_fault_that_stops_a_writer_is_a_reason(tmp_path, befall, reason):
     with contextlib.closing(Life(tmp_path)) as life:
         put_entries(life.index)
         life.index.seal()
@@ -134,7 +134,7 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             assert any("can be read again" in one.message for one in caplog.records)
 
 
-def test_probes_answer_who_asks_for_the_head_only(client):
+def test_probes_answer_requests_for_the_head_only(client):
     for path in ("/livez", "/readyz", "/metrics"):
         got = client.head(path)
         assert (path, got.status_code, got.content) == (path, 200, b"")
@@ -179,7 +179,7 @@ def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkey
         assert client.get("/readyz").json()["problems"] == []
 
 
-def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypatch):
+def test_metrics_show_the_places_of_lookups_and_the_work_of_filters(tmp_path, monkeypatch):
     with index_in(tmp_path) as index:
         put_entries(index)
         with serving(index) as client:
@@ -211,7 +211,7 @@ def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypa
         assert not any(key in client.get("/metrics").text for key in ("order-4711", "nobody", "orders"))
 
 
-def test_metrics_tell_what_is_under_way_and_who_serves(index, monkeypatch):
+def test_metrics_show_running_requests_and_the_server(index, monkeypatch):
     entered, go_on, query = threading.Semaphore(0), threading.Event(), IndexService.query
 
     def held(self, *args, **more):

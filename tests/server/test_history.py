@@ -102,7 +102,7 @@ def test_a_service_has_it_from_its_start_and_asks_the_storage_for_nothing(client
         assert [one["title"] for one in history.document()["figures"]] == []
 
 
-def test_a_token_is_told_what_it_may_and_gets_no_figures_of_other_topics(index, client, tmp_path):
+def test_a_token_sees_its_permissions_and_no_figures_of_other_topics(index, client, tmp_path):
     assert client.get("/v1/token").json() == {"name": "anyone", "role": "admin", "topics": None}
     path = tmp_path / "tokens.json"
     some = add_token(path, "some", "read", ["pay"])

@@ -104,7 +104,7 @@ def test_a_batch_answers_as_each_lookup_does(client, index):
 
 
 @pytest.mark.parametrize("form", [{}, NDJSON], ids=["JSON", "lines"])
-def test_a_batch_goes_on_by_the_cursors_of_its_lookups(client, form):
+def test_a_batch_continues_by_the_cursors_of_its_lookups(client, form):
     lookups = [{"topic": "payments", "key": "order-4711"}, {"topic": "orders", "key": "order-4711", "max_count": 1}]
     answers = []
     while True:
@@ -163,7 +163,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "status", "detail"), WRONG)
-def test_what_is_wrong_is_a_problem(client, path, status, detail):
+def test_a_wrong_request_is_a_problem(client, path, status, detail):
     got = client.get(path)
     assert (got.status_code, got.headers["content-type"]) == (status, "application/problem+json")
     assert detail in got.json()["detail"]
@@ -223,7 +223,7 @@ def test_an_answer_that_could_be_too_large_is_refused_before_it_is_made(index):
             assert (got.status_code, "the lookups ask for up to" in got.text) == (status, status == 413)
 
 
-def test_what_a_path_does_not_take_is_said(client):
+def test_unsupported_methods_and_encodings_are_refused(client):
     for path in ("/v1/topics", "/v1/files/some"):
         got = client.delete(path)
         assert (got.status_code, got.headers["allow"]) == (405, "GET")
@@ -235,7 +235,7 @@ def test_what_a_path_does_not_take_is_said(client):
     assert (got.status_code, "'gzip'" in got.json()["detail"]) == (415, True)
 
 
-def test_what_is_stored_is_summed_up_by_some_columns(client):
+def test_stored_bytes_are_summed_up_by_some_columns(client):
     whole = client.get("/v1/du").json()
     assert (whole["by"], whole["totals"]["entries"]) == (["topic", "day", "state"], 4)
     rows = [(row["topic"], row["day"], row["state"]) for row in whole["rows"]]
@@ -275,7 +275,7 @@ def test_errors_of_the_library_have_a_status_each(index, error, status, name, re
         assert client.get("/v1/query", params={"topic": "orders", "key": "k"}, headers=NDJSON).status_code == status
 
 
-def test_the_description_is_whole_and_its_examples_are_true(tmp_path):
+def test_the_description_is_complete_and_its_examples_are_right(tmp_path):
     with index_in(tmp_path) as index:
         put_entries(index)
         with serving(index) as client:

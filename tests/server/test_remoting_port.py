@@ -102,7 +102,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
     assert told[0]["key"] == "order-7" and "claimed" not in told[3]
 
 
-def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path, capsys, monkeypatch):
+def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, capsys, monkeypatch):
     uri, _ = archived
     (tmp_path / "tokens.json").write_text("[]")
 

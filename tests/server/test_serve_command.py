@@ -129,7 +129,7 @@ def test_several_storages_are_one_index_over_tls(storage, tmp_path):
             httpx.get(f"http://{url.host}:{url.port}/livez", trust_env=False)
 
 
-def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
+def test_unsafe_and_wrong_options_are_refused(storage, tmp_path, capsys):
     (tmp_path / "halved.json").write_text("[")
     (tmp_path / "unmounted").mkdir()
     root = tmp_path / "root"

@@ -57,6 +57,6 @@ def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
     assert len(found[0]) == 5 and found[0].items == found[1].items
 
 
-def test_what_does_not_go_with_it_is_refused():
+def test_options_that_do_not_fit_are_refused():
     refused = run_here("--serve", "--storage", "memory://x", program=main)
     assert refused.code == 2 and "--storage" in refused.err

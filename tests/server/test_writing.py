@@ -75,7 +75,7 @@ def test_a_source_is_taken_once(index, headers, encode):
         assert index.durable_position("s") == 3
 
 
-def test_nobody_moves_the_position_of_a_source_of_others(index, tmp_path):
+def test_a_token_can_not_move_the_position_of_another_source(index, tmp_path):
     named = {"all": None, "shop": ("o",)}.items()
     every, some = (bearer(add_token(tmp_path / "tokens", name, "write", topics)) for name, topics in named)
     with serving(index, tokens=tmp_path / "tokens") as client:
@@ -115,7 +115,7 @@ WRONG = [
 ]
 
 
-def test_what_is_wrong_is_refused_whole(index):
+def test_a_wrong_request_is_refused_whole(index):
     with serving(index) as client:
         for headers, body, detail in WRONG:
             got = client.post("/v1/entries", content=body, headers=headers)

@@ -139,7 +139,7 @@ def test_storages_that_are_named_below_another(backend: str, tmp_path: Path) -> 
     assert list(children[open_storage(uri("deep")).uri].list()) == []
 
 
-def test_a_folder_that_is_not_there_and_what_is_no_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_path_that_is_no_folder(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "none")
     assert list(storage.children()) == []
     assert not storage.folder.exists()

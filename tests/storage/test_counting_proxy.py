@@ -71,7 +71,7 @@ def test_multipart_uploads_pass(storage: S3Storage) -> None:
     assert storage.get_suffix("big", 10) == (big[-6:] + b"tail", len(big) + 4)
 
 
-def test_what_the_client_sent_arrives_unchanged() -> None:
+def test_requests_arrive_unchanged() -> None:
     with scripted_server() as upstream, counting_proxy(upstream.endpoint_url) as proxy:
         upstream.answers(Answer(200, b"body", {"X-Odd": "a, b", "ETag": '"e"'}))
         client = http.client.HTTPConnection(proxy.endpoint_url.removeprefix("http://"), timeout=30)

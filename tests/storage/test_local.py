@@ -104,7 +104,7 @@ def test_a_handle_never_leads_out_of_the_folder(tmp_path: Path) -> None:
     assert [path.name for path in outside.iterdir()] == ["upload.json"]
 
 
-def test_a_folder_goes_with_its_last_object_and_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_is_deleted_with_its_last_object_and_made_again(tmp_path: Path) -> None:
     one, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
     for name in ("lease/1/1", "lease/1/2", "data/a/1.index", "log/1"):
         one.put(name, b"x")

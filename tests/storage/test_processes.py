@@ -66,7 +66,7 @@ with open_storage(sys.argv[1]) as storage:
 """
 
 
-def test_an_upload_goes_on_in_another_process(url: str) -> None:
+def test_an_upload_continues_in_another_process(url: str) -> None:
     with open_storage(url) as storage:
         handle = storage.begin_upload("object")
         first = storage.upload_part(handle, 1, b"first")

@@ -191,7 +191,7 @@ def test_suffix_answers_are_verified(s3, scripted):
             s3.get_suffix("object", 20)
 
 
-def test_an_empty_objects_suffix_is_told_by_a_head(s3, scripted):
+def test_an_empty_objects_suffix_is_found_by_a_head(s3, scripted):
     head = Answer(200, b"", {"Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"})
     scripted.script = lambda request: error(416, "InvalidRange") if request.method == "GET" else head
     assert s3.get_suffix("object", 20) == (b"", 0)
@@ -268,7 +268,7 @@ READS: tuple[Callable[[Storage], object], ...] = (
 
 @pytest.mark.parametrize(("answer", "kind"), ERRORS.values(), ids=ERRORS.keys())
 @pytest.mark.parametrize("read", READS)
-def test_errors_say_what_to_do_next(s3, scripted, answer, kind, read):
+def test_errors_name_the_remedy(s3, scripted, answer, kind, read):
     scripted.answers(answer)
     with pytest.raises(kind) as caught:
         read(s3)
@@ -287,21 +287,21 @@ def test_an_error_page_that_breaks_off_is_unavailable(s3, scripted, status, read
         read(s3)
 
 
-def test_an_endpoint_that_only_redirects_is_told(s3, scripted):
+def test_an_endpoint_that_only_redirects_is_reported(s3, scripted):
     scripted.answers(Answer(301, b"", {"Location": "https://elsewhere.example/"}))
     for call in (lambda: s3.get_range("object", 0, 1), lambda: s3.head("object")):
         with pytest.raises(StorageMisconfigured, match="only redirects"):
             call()
 
 
-def test_a_redirect_without_end_is_told_also_where_it_overflowed_within_a_request():
+def test_an_endless_redirect_is_reported_also_if_it_overflowed_within_a_request():
     wrapped = HTTPClientError(error=RecursionError("maximum recursion depth exceeded"))
     told = translate(wrapped, doing="listing ''", uri="s3://bucket", name="")
     assert isinstance(told, StorageMisconfigured)
     assert "only redirects" in str(told)
 
 
-def test_what_botocores_standard_mode_repeats_may_pass():
+def test_errors_that_botocores_standard_mode_repeats_are_transient():
     known = {*TransientRetryableChecker._TRANSIENT_ERROR_CODES, *ThrottledRetryableChecker._THROTTLED_ERROR_CODES}
     for code in known:
         answered: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
@@ -446,7 +446,7 @@ def test_a_listing_out_of_order_or_without_end_is_refused(s3, scripted):
         list(s3.list())
 
 
-def test_delete_many_goes_in_batches_and_raises_every_failure(s3, scripted):
+def test_delete_many_sends_batches_and_raises_every_failure(s3, scripted):
     scripted.answers(Answer(200, b"<DeleteResult></DeleteResult>"))
     s3.delete_many(f"name-{n}" for n in range(2500))
     assert [request.body.count(b"<Key>") for request in scripted.requests] == [1000, 1000, 500]
@@ -458,7 +458,7 @@ def test_delete_many_goes_in_batches_and_raises_every_failure(s3, scripted):
             s3.delete_many(["x", "y", "z"])
 
 
-def test_an_upload_that_is_gone_is_told_from_a_passing_fault(s3, scripted):
+def test_a_lost_upload_is_distinguished_from_a_transient_fault(s3, scripted):
     parts = [PartInfo(1, '"etag"', 1)]
     scripted.answers(error(404, "NoSuchUpload"))
     for call in (lambda: s3.complete_upload(HANDLE, parts), lambda: s3.upload_part(HANDLE, 1, b"x")):

@@ -182,7 +182,7 @@ def test_lost_answers_of_writes_leave_their_work_done(s3, proxy):
         s3.head("put")
 
 
-def test_an_object_that_goes_or_shrinks_between_two_ranges(s3, proxy):
+def test_an_object_that_is_deleted_or_shrinks_between_two_ranges(s3, proxy):
     assert s3.get_range("object", 0, 10) == DATA[:10]
     s3.put("object", DATA[:500])
     with pytest.raises(InvalidArgument, match="500 bytes"):

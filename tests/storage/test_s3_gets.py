@@ -65,7 +65,7 @@ def is_light(request: Request) -> bool:
     return "amz-sdk-request" not in request.lowered
 
 
-def test_the_first_range_goes_the_ordinary_way_and_the_next_ones_are_light(scripted):
+def test_the_first_range_uses_boto3_and_the_next_ones_are_light(scripted):
     storage = S3Storage("bucket", PREFIX, S3Options(endpoint_url=scripted.endpoint_url))
     scripted.answers(part(DATA, 0, 10))
     for _ in range(3):
@@ -217,7 +217,7 @@ def test_after_a_lost_connection_the_clients_method_is_used(light, scripted, wai
     assert waits == [0.2] * 3
 
 
-def test_answers_that_obstore_never_takes_are_left_to_the_clients_method(light, scripted):
+def test_answers_that_obstore_never_accepts_are_left_to_the_clients_method(light, scripted):
     scripted.answers(Answer(206, DATA[:10], {"Content-Range": "bytes 0-9/*"}))
     for _ in range(5):
         assert light.get_range(NAME, 0, 10) == DATA[:10]
@@ -233,7 +233,7 @@ def test_answers_that_obstore_never_takes_are_left_to_the_clients_method(light, 
     ],
     ids=["a body that breaks off", "an error page that breaks off", "a status of neither kind"],
 )
-def test_what_is_no_whole_answer_is_asked_for_by_the_clients_method(light, scripted, answer, wasted_bytes):
+def test_after_an_incomplete_answer_the_clients_method_is_used(light, scripted, answer, wasted_bytes):
     scripted.answers(answer, part(DATA, 0, 10))
     heard = Heard()
     with RequestContext(listeners=(heard,)).active():

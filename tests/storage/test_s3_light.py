@@ -180,7 +180,7 @@ def test_a_variable_that_changes_no_read_leaves_boto3_alone(alone):
         ("s3://bucket", lambda patch: patch.setitem(sys.modules, "botocore", sys)),
     ],
 )
-def test_what_the_environment_does_not_say_alone_is_boto3s(alone, uri, change):
+def test_settings_outside_the_environment_need_boto3(alone, uri, change):
     with open_storage("s3://bucket") as storage:
         assert is_light(storage)
     if change is not None:
@@ -248,14 +248,14 @@ def test_reads_of_every_kind_are_light(light, answering):
 @pytest.mark.parametrize(
     "answer", [error(503, "SlowDown"), error(403, "AccessDenied"), Answer(200, DATA), part(DATA, 3, 9, total=8)]
 )
-def test_what_obstore_does_not_take_is_asked_by_boto3(light, answering, answer):
+def test_boto3_sends_requests_that_obstore_does_not_accept(light, answering, answer):
     answering.answers(answer, part(DATA, 3, 9), Answer(200, DATA))
     assert light.get_range("a", 3, 6) == DATA[3:9]
     assert light.get("a") == DATA
     assert heavy(answering) == [False, True, True]
 
 
-def test_a_missing_object_is_told_at_once_and_a_missing_bucket_by_boto3(light, answering):
+def test_a_missing_object_is_reported_at_once_and_a_missing_bucket_by_boto3(light, answering):
     answering.answers(error(404, "NoSuchKey"))
     with pytest.raises(ObjectNotFound):
         light.get("a")
@@ -276,7 +276,7 @@ def test_a_missing_object_is_told_at_once_and_a_missing_bucket_by_boto3(light, a
     ],
     ids=["a whole page", "no order", "another folder", "an empty part"],
 )
-def test_a_listing_that_may_not_be_whole_is_boto3s(light, answering, keys):
+def test_a_listing_that_may_not_be_whole_is_left_to_boto3(light, answering, keys):
     """obstore takes a page without the token of the next one for the last."""
     truncated = LIST.format("".join(map(ITEM.format, keys))).replace(">false<", ">true<")
     answering.answers(Answer(200, truncated.encode()), Answer(200, truncated.encode()), error(500, "InternalError"))

@@ -74,7 +74,7 @@ def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> No
     assert caught.value.found == 2
 
 
-def test_the_file_says_what_it_is(storage: SqliteStorage, path: Path) -> None:
+def test_the_file_identifies_itself(storage: SqliteStorage, path: Path) -> None:
     storage.put("object", b"x")
     storage.close()
     header = path.read_bytes()[:100]
@@ -148,7 +148,7 @@ def unprivileged() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_what_is_forbidden_is_misconfigured() -> None:
+def test_a_forbidden_path_is_misconfigured() -> None:
     folder = Path(tempfile.mkdtemp())  # not pytest's folder, which other users may not enter
     path = folder / "objects.db"
     try:

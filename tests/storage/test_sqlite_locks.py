@@ -143,9 +143,7 @@ def test_a_commit_waits_for_the_disk(storage: SqliteStorage) -> None:
         assert asked == (value,)
 
 
-def test_a_listing_keeps_nobody_from_writing(
-    storage: SqliteStorage, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_blocks_no_writer(storage: SqliteStorage, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiered_index.storage.sqlite.storage.PAGE", 2)
     for name in "abcdef":
         storage.put(name, b"x")

@@ -66,7 +66,7 @@ def test_completing_an_upload_writes_no_row_again(storage, path, small_rows):
         assert storage.get_range("object", start, 600) == data[start : start + 600]
 
 
-def test_what_is_replaced_aborted_or_deleted_leaves_no_rows(storage, path, small_rows):
+def test_a_replaced_aborted_or_deleted_object_leaves_no_rows(storage, path, small_rows):
     big = bytes(9 * small_rows)
     for data in (big, b"small", big, b"", big):
         storage.put("object", data)
@@ -158,7 +158,7 @@ def test_a_writer_whose_draft_was_swept_publishes_nothing(storage, path, small_r
     assert [count(path, table) for table in ("chunks", "pieces", "drafts")] == [1, 1, 0]
 
 
-def test_a_writer_meets_a_sweep_that_is_half_done(storage, path, small_rows, monkeypatch):
+def test_a_writer_finds_a_sweep_that_is_half_done(storage, path, small_rows, monkeypatch):
     """Removal takes several transactions. The first one must end the draft, or its writer would name the remaining
     rows.
     """

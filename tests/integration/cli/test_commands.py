@@ -27,7 +27,7 @@ def test_query_by_root_finds_everything(run_here, original, topic, key):
     assert offsets(outcome.document) == expected_offsets(topic, key)
 
 
-def test_query_by_storage_alone_finds_what_was_uploaded(run_here, original):
+def test_query_by_storage_alone_finds_uploaded_entries(run_here, original):
     outcome = run_here("query", "orders", "k7", "--storage", original.uri, "--json", "--max", 1000)
     assert offsets(outcome.document) == expected_offsets("orders", "k7", MESSAGES - 100)
     assert outcome.document["explain"]["requests"] > 0
@@ -134,7 +134,7 @@ def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, s
     assert run_here(*arguments, "--root", original.root, "--json").error["message"] == said
 
 
-def test_a_flag_is_named_only_where_it_was_typed(run_here, original, tmp_path):
+def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
     settings = tmp_path / "settings.toml"
     (source := tmp_path / "source.ndjson").touch()
     settings.write_text('query_threads = "max_count"\nslots = 2.5')
@@ -205,7 +205,7 @@ def test_files_lists_each_file_with_its_state(run_here, original):
     assert all(file["file_id"] in text for file in document["files"])
 
 
-def test_files_is_partial_where_one_cannot_be_read(run_here, damaged):
+def test_files_is_partial_if_one_cannot_be_read(run_here, damaged):
     (path,) = damaged.files("unsealed")
     path.with_suffix(".journal").write_bytes(b"not a journal at all")
     outcome = run_here("files", "--root", damaged.root, "--json")
@@ -222,7 +222,7 @@ def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here
     assert re.search(r"log +storage, not read .*is it mounted\?", outcome.out)
 
 
-def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(run_here, damaged):
+def test_a_damaged_local_copy_is_skipped_if_the_storage_has_the_file(run_here, damaged):
     for path in damaged.files("uploaded")[::2]:
         path.write_bytes(path.read_bytes()[:100])
     for path in damaged.files("uploaded")[1::2]:
@@ -340,7 +340,7 @@ def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     assert (broken.code, broken.document["status"]) == (1, "findings")
 
 
-def test_recover_reports_what_it_found(run_here, damaged):
+def test_recover_reports_its_findings(run_here, damaged):
     (path,) = damaged.files("unsealed")
     half_made = damaged.root / "compacted" / ".tmp-0123456789abcdef"
     half_made.write_bytes(b"half")
@@ -359,7 +359,7 @@ def test_recover_reports_what_it_found(run_here, damaged):
     assert path.read_bytes() == data
 
 
-def test_recover_begins_a_lost_root_anew_but_creates_no_index(run_here, damaged, tmp_path):
+def test_recover_begins_a_lost_root_again_but_creates_no_index(run_here, damaged, tmp_path):
     outcome = run_here("recover", "--root", tmp_path / "new", "--storage", damaged.uri, "--json")
     assert outcome.code == 0
     assert outcome.document["files"] == {"storage": len(damaged.files("uploaded"))}

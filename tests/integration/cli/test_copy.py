@@ -68,7 +68,7 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
     assert offsets(target) == [3, 2, 1]
 
 
-def test_a_target_that_is_not_mounted_is_refused_where_a_copy_must_be(run_here, put, tmp_path):
+def test_a_target_that_is_not_mounted_is_refused_if_it_must_have_a_copy(run_here, put, tmp_path):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     put(1, source)
     line = ("copy", "--from", source, "--to", target, "--must-exist", "--json")
@@ -125,7 +125,7 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_standby_follows_until_it_is_told_to_end(put, tmp_path, number, code):
+def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     put(1, source)
     line = [SCRIPT, "copy", "--from", source, "--to", target, "--follow", "--interval", "1s", "--json"]

@@ -51,7 +51,7 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
 
 
-def test_the_cache_of_a_given_root_drops_what_was_erased(run_here, store, tmp_path):
+def test_the_cache_of_a_given_root_drops_erased_entries(run_here, store, tmp_path):
     cache = tmp_path / "root" / "cache"
     assert list(cache.rglob("*.trailer")) and list(cache.rglob("*.filter"))
     asked = ("erase", "--topic", "orders", "--root", tmp_path / "root", "--now", "--grace", "0", "--yes")
@@ -74,7 +74,7 @@ def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
     assert run_here("erase", "--storage", store).code == 2
 
 
-def test_a_topic_that_no_file_has_is_told(run_here, store):
+def test_a_topic_that_no_file_has_is_reported(run_here, store):
     for topic, unknown in (("Orders", True), ("orders", False)):
         asked = ("erase", "--topic", topic, "--key", "nobody", "--storage", store)
         planned = run_here(*asked, "--json")

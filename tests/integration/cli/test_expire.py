@@ -111,7 +111,7 @@ def test_bad_usage(run_here, original, wrong):
     assert objects(original.uri) == before
 
 
-def test_a_topic_that_no_object_has_is_told(run_here, store):
+def test_a_topic_that_no_object_has_is_reported(run_here, store):
     for age in ("20d", "5000d"):
         rule = [part for each in ("debgu-*", "debug-*") for part in ("--set", f"retention.topics.{each}={age}")]
         typed = ("expire", *rule, "--storage", store)

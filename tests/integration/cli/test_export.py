@@ -68,7 +68,7 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, form):
     assert once_more["checksum"] == told["checksum"]
 
 
-def test_a_misspelt_topic_is_told(exported, run_here, original, tmp_path):
+def test_a_misspelt_topic_is_reported(exported, run_here, original, tmp_path):
     asked = ("--topic", "orderz", "--topic", "orders")
     assert exported("some.parquet", *asked)["unknown_topics"] == ["orderz"]
     told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *asked)
@@ -163,7 +163,7 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
 
 
 @pytest.mark.parametrize("rule", ["abs", "mask"])
-def test_the_hash_rule_goes_with_the_entries(tmp_path, run_here, original, rule):
+def test_the_hash_rule_is_exported_with_the_entries(tmp_path, run_here, original, rule):
     made = ("--root", tmp_path / "one", "--storage", f"file://{tmp_path}/s1", *GEOMETRY)
     done(run_here("ingest", original.source, *made, "--preset", "rocketmq", "--hash", rule, "--json"))
     for form in ("parquet", "ndjson"):
@@ -262,7 +262,7 @@ def test_what_is_refused(tmp_path, run_here, original):
     assert run_here("import", tmp_path / "e.parquet", *where).code in (2, 4)
 
 
-def test_what_it_takes_and_costs(run_here, original):
+def test_du_sums_entries_bytes_and_cost(run_here, original):
     line = ("du", "--root", original.root, "--json")
     by = {name: done(run_here(*line, "--by", name)) for name in ("topic", "state")}
     prices = {"TIERED_INDEX_PRICES__STORAGE_PER_GIB_MONTH_USD": "1"}
@@ -282,7 +282,7 @@ def test_what_it_takes_and_costs(run_here, original):
     assert run_here("du", "--root", original.root, "--by", "topic,size").code == 2
 
 
-def test_a_root_is_exported_without_its_storage_and_says_what_it_lacks(run_here, damaged, tmp_path):
+def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_here, damaged, tmp_path):
     made, out = damaged, tmp_path / "e.parquet"
     whole = done(run_here("export", "--root", made.root, "--out", tmp_path / "whole.parquet", "--json"))
     made.store.rename(tmp_path / "lost")

@@ -92,7 +92,7 @@ def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(s
     assert all(line["status"] == "following" for line in follower.lines[:-1])
 
 
-def test_a_clock_that_was_wrong_is_told(run_here, tmp_path):
+def test_a_clock_that_was_wrong_is_reported(run_here, tmp_path):
     writer = StoreWriter(tmp_path / "store", segment_bytes=SEGMENT)
     for store_ms in (1_700_000_000_000, 4_100_000_000_000):
         place = writer.put("orders", 0, keys=("a", "b"), store_ms=store_ms)

@@ -55,7 +55,7 @@ def imported(index, store, put=None):
     return work
 
 
-def test_golden_index_files_give_what_the_log_has(run_here, tmp_path, where):
+def test_golden_index_files_give_the_entries_of_the_log(run_here, tmp_path, where):
     store = golden_store.unpack(tmp_path / "store")
     outcome = run_here("import-classic", store / "index", *where, "--wait")
     assert outcome.code == 0, outcome.err
@@ -94,7 +94,7 @@ def test_missing_messages_are_counted_and_named(run_here, tmp_path, where):
 
 
 @pytest.mark.parametrize("they_are", ["there", "missing", "hidden"])
-def test_a_message_whose_keys_lie_in_two_files_is_counted_once(tmp_path, they_are):
+def test_a_message_whose_keys_are_in_two_files_is_counted_once(tmp_path, they_are):
     store = tmp_path / "store"
     offsets = made(store, 120, SPANNING, sys_flag=TRANSACTION_PREPARED if they_are == "hidden" else 0)
     assert len(list((store / "index").iterdir())) == 8
@@ -128,7 +128,7 @@ def test_further_keys_of_the_last_message_are_taken_when_they_come(tmp_path):
         check(index, scan(store))
 
 
-def test_entries_of_nobody_and_hidden_messages_are_counted_apart(tmp_path):
+def test_entries_without_a_message_and_hidden_messages_are_counted_apart(tmp_path):
     store = tmp_path / "store"
     made(store, 20)
     (path,) = (store / "index").iterdir()
@@ -152,7 +152,7 @@ def test_entries_of_nobody_and_hidden_messages_are_counted_apart(tmp_path):
         assert imported(index, rolled / "store").read == 0
 
 
-def test_an_import_goes_on_where_it_stopped_also_within_a_message(tmp_path):
+def test_an_import_continues_where_it_stopped_also_within_a_message(tmp_path):
     store = tmp_path / "store"
     made(store)
     calls = []
@@ -174,7 +174,7 @@ def test_an_import_goes_on_where_it_stopped_also_within_a_message(tmp_path):
         check(index, scan(store))
 
 
-def test_a_store_of_somebody_else_is_refused(run_here, tmp_path, where):
+def test_another_brokers_store_is_refused(run_here, tmp_path, where):
     made(tmp_path / "store")
     made(tmp_path / "other")
     assert run_here("ingest", tmp_path / "store", *where).code == 0

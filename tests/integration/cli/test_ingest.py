@@ -70,7 +70,7 @@ def test_the_position_survives_the_loss_of_the_root(run_here, ingest, made, tmp_
         assert [item.offset for item in reader.query("orders", "k7")] == expected_offsets("orders", "k7", 650)
 
 
-def test_what_is_not_in_the_storage_yet_is_said_by_both_sides(run_here, ingest, made):
+def test_both_sides_report_entries_that_are_not_in_the_storage_yet(run_here, ingest, made):
     write_source(made.source, 0, 3)
     query = ("query", "orders", "k2", "--storage", made.uri)
     assert ingest().out.endswith("not in the storage yet: 1 file, 6 entries; --wait uploads\n")
@@ -101,7 +101,7 @@ def test_gzip_and_parquet_make_the_same_index(run_here, tmp_path):
         assert found(made, "payments", "k3") == expected_offsets("payments", "k3", 400)
 
 
-def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(ingest, made):
+def test_a_bad_line_stops_there_and_a_repaired_file_continues(ingest, made):
     good = [json.dumps(message(n)) for n in range(100)]
     made.source.write_text("\n".join([*good[:60], '{"topic": "orders"}', *good[60:]]) + "\n")
     outcome = ingest("--json")
@@ -116,7 +116,7 @@ def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(ingest, made):
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
 
 
-def test_a_last_line_that_may_be_cut_is_told_and_taken_once_it_is_whole(ingest, made):
+def test_a_last_line_that_may_be_cut_is_reported_and_read_once_it_is_whole(ingest, made):
     write_source(made.source, 0, 3)
     whole = made.source.read_text()
     made.source.write_text(whole[:-20])
@@ -132,7 +132,7 @@ def test_a_last_line_that_may_be_cut_is_told_and_taken_once_it_is_whole(ingest, 
     assert found(made, "orders", "own-2") == [2]
 
 
-def test_what_is_skipped_and_what_goes_to_quarantine_is_told(ingest, made):
+def test_skipped_and_quarantined_messages_are_reported(ingest, made):
     lines = [json.dumps(message(n) | ({"timestamp_ms": 1_700_000_000} if n == 2 else {})) for n in range(5)]
     made.source.write_text("\n".join(["nope", *lines, "{}"]) + "\n")
     document = ingest("--skip-bad", "--restart", "--json").document
@@ -344,7 +344,7 @@ def test_a_class_of_entries_that_is_none(run_here, made, tmp_path, monkeypatch, 
     assert not made.root.exists()
 
 
-def test_entries_of_one_identity_are_counted_and_told(run_here, made):
+def test_entries_of_one_identity_are_counted_and_reported(run_here, made):
     made.folder.mkdir(exist_ok=True)
     path = made.folder / "orders.csv"
     rows = [f"orders,{key},{BEGIN_MS + n * 1000}" for n, key in enumerate(["a", "b", "a", "a", "b", "c"])]

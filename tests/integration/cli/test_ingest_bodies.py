@@ -54,7 +54,7 @@ def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, small_i
     assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])
 
 
-def test_a_follower_passes_over_it_and_goes_on(tmp_path, store):
+def test_a_follower_skips_it_and_continues(tmp_path, store):
     writer, bad, _ = store
     with starting() as started:
         follower = started.follower(writer.root, tmp_path / "root", "--skip-corrupt")

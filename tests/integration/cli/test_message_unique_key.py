@@ -44,13 +44,13 @@ def test_a_message_behind_many_that_carry_its_id_as_a_key_is_found(asked):
     assert "cursor" not in text.out
 
 
-def test_a_key_that_is_nobodys_unique_key_is_denied_after_all_were_seen(asked):
+def test_a_key_that_is_no_unique_key_is_denied_after_all_messages_were_read(asked):
     done = asked("NOBODY", "--json")
     assert (done.code, done.document) == (1, {"messages": [], "status": "complete", "cursor": None})
     assert asked("NOBODY").out == "no message of t with the unique key NOBODY\n"
 
 
-def test_an_answer_that_is_cut_says_so_and_goes_on_by_its_cursor(asked):
+def test_an_answer_that_is_cut_says_so_and_continues_by_its_cursor(asked):
     first = asked("MANY", "--json").document
     assert (len(first["messages"]), first["status"]) == (32, "truncated")
     second = asked("MANY", "--json", "--cursor", first["cursor"]).document
@@ -68,7 +68,7 @@ def test_a_cursor_needs_a_unique_key(run_here, tmp_path):
     assert "--topic" in refused.err
 
 
-def test_what_a_place_held_has_its_state_with_a_topic_as_without(run_here, tmp_path):
+def test_a_place_has_the_same_state_with_a_topic_as_without(run_here, tmp_path):
     store = tmp_path / "store"
     with StoreWriter(store, segment_bytes=4_096) as writer:
         put = [writer.put("t", 0, b"b" * 500, uniq_key=f"{number:032X}", store_ms=T) for number in range(20)]

@@ -62,7 +62,7 @@ def offsets(items: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 5, REQUESTS - 1, REQUESTS])
-def test_one_document_holds_what_was_found_within_max_requests(query, cluster, limit):
+def test_one_document_has_the_entries_found_within_max_requests(query, cluster, limit):
     done = query("--json", "--max-requests", limit)
     document = done.document
     assert document["explain"]["requests"] <= limit
@@ -81,7 +81,7 @@ def test_one_document_holds_what_was_found_within_max_requests(query, cluster, l
     assert done.error == document["error"]
 
 
-def test_people_see_what_was_found_then_the_error_and_the_files_that_were_not_read(query, cluster):
+def test_the_text_has_the_found_entries_then_the_error_and_the_unread_files(query, cluster):
     done = query("--max-requests", 5)
     assert done.code == 6
     number = int(re.findall(r"^(\d) found, partial$", done.out, re.MULTILINE)[0])
@@ -141,7 +141,7 @@ def test_bounds_are_of_all_pages_together(query, cluster, limit):
         assert last["failed"]
 
 
-def test_people_see_every_page_before_the_one_that_was_too_much(query):
+def test_the_text_has_every_page_before_the_one_that_was_too_much(query):
     done = query("--all", "--max", 1, "--max-requests", 7, "--explain")
     assert done.code == 6
     assert "3 found, partial" in done.out
@@ -150,7 +150,7 @@ def test_people_see_every_page_before_the_one_that_was_too_much(query):
     assert "--max-requests=1 reached" in done.err  # the remaining amount after three pages
 
 
-def test_a_cache_spares_the_next_command_what_this_one_paid_for(query, tmp_path):
+def test_a_cache_saves_the_next_command_the_requests_of_this_one(query, tmp_path):
     cached = ("--json", "--set", f"cache_dir={tmp_path / 'cache'}")
     assert [query(*cached).document["explain"]["requests"] for _ in range(2)] == [REQUESTS, FILES]
     assert query(*cached, "--max-requests", FILES).code == 0
@@ -190,7 +190,7 @@ def merged(cluster: Cluster) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("named", ["list", "prefix"])
-def test_several_indexes_are_one_answer_whose_entries_say_their_source(query, cluster, named):
+def test_several_indexes_give_one_answer_with_the_source_of_each_entry(query, cluster, named):
     storages = (cluster.uri("a"), cluster.uri("b")) if named == "list" else (cluster.prefix,)
     place = itemgetter("timestamp_ms", "offset", "source")
     found = list(map(place, query("--json", storages=storages).document["items"]))

@@ -6,7 +6,7 @@ from tiered_index.rocketmq.log.layout import Host, offset_msg_id
 T = 1_700_000_000_000
 
 
-def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path):
+def test_messages_that_were_cut_off_are_missing_if_the_root_is_given(run_here, tmp_path):
     store, uri = tmp_path / "store", f"file://{tmp_path}/storage"
 
     places = ("--root", tmp_path / "root", "--storage", uri)

@@ -105,7 +105,7 @@ def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp
     assert refused.code == 2 and f"{mine}, which is a folder" in refused.err and (mine / "note").read_text() == "mine"
 
 
-def test_a_bound_that_is_reached_is_said_and_what_was_found_is_written(run_here, cluster, keys, tmp_path):
+def test_a_reached_bound_is_reported_and_the_found_entries_are_written(run_here, cluster, keys, tmp_path):
     out = tmp_path / "answers.ndjson"
     asked = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max-requests", 0, "--json")
     done = run_here(*asked, "--out", out)
@@ -154,7 +154,7 @@ def test_a_file_that_is_none_of_keys_is_named_with_its_row(run_here, cluster, tm
         (["--keys", "k.csv", "--out", "x.xls"], "--out x.xls: its name must end in .parquet or .ndjson"),
     ],
 )
-def test_what_does_not_go_together(run_here, cluster, line, said):
+def test_options_that_do_not_fit_together(run_here, cluster, line, said):
     done = run_here("query", *line, "--storage", cluster.uris[0], "--json")
     assert (done.code, done.out) == (2, "") and said in done.error["message"]
 
@@ -166,7 +166,7 @@ def test_no_keys_have_an_empty_table(run_here, cluster, tmp_path):
     assert pq.read_table(out).num_rows == 0 and "fingerprint" in pq.read_schema(out).names
 
 
-def test_topics_that_no_file_has_are_told_beside_what_was_found(run_here, cluster, tmp_path):
+def test_topics_that_no_file_has_are_reported_beside_the_found_entries(run_here, cluster, tmp_path):
     file = tmp_path / "k.csv"
     file.write_text("topic,key\nt,k1\n" + "".join(f"tt{n},k1\n" for n in range(7)))
     where = ("query", "--keys", file, "--storage", cluster.uris[0])

@@ -113,7 +113,7 @@ def test_pages_as_lines_and_for_people(run_here, made):
     assert "more with --cursor" in run_here("query", TOPIC, KEY, "--storage", made.uri, "--messages", "--max", 1).out
 
 
-def test_what_cannot_be_had_is_said(run_here, made):
+def test_unavailable_messages_are_reported(run_here, made):
     """Without the archive, a message that the broker deleted is expired."""
     late = next(m for m in made.messages if m.physical_offset >= BEGIN_OF_LAST and m.is_visible and m.uniq_key)
     done = run_here("query", late.topic, late.uniq_key, "--root", made.folder / "root", "--messages")
@@ -260,7 +260,7 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
         assert (refused.code, option[0] in refused.err) == (2, True)
 
 
-def test_what_is_no_question_is_bad_usage(in_process, made, tmp_path):
+def test_invalid_arguments_are_bad_usage(in_process, made, tmp_path):
     uri = made.uri
     assert in_process("query", "t", "k", "--storage", uri, "--store", str(made.store)) == 2
     assert in_process("query", "t", "k", "--storage", uri, "--body", "hex") == 2
@@ -312,7 +312,7 @@ def test_verify_finds_damage_of_archived_segments(run_here, made):
     assert found("--deep")[0] == 0
 
 
-def test_a_log_made_anew_is_refused_and_followed_under_another_name(run_here, tmp_path):
+def test_a_recreated_log_is_refused_and_followed_under_another_name(run_here, tmp_path):
     """As docs/rocketmq.md says, the archived copy stays, and each message is found in its own log."""
     root, uri = tmp_path / "root", f"file://{tmp_path}/storage"
     fixed = ("--root", root, "--slots", 97, "--items", 5000, "--archive-segments", "--wait", "--json")
@@ -392,7 +392,7 @@ def test_a_store_is_one_brokers(run_here, brokers, made):
     assert f"{made.store} belongs to one broker, but 2 indexes are read" in done.error["message"]
 
 
-def test_files_lists_what_is_archived(run_here, made):
+def test_files_lists_archived_segments(run_here, made):
     listed = run_here("files", "--storage", made.uri, "--json").document["archived"]
     assert [segment["start"] for segment in listed] == list(range(0, BEGIN_OF_LAST, 16_384))
     assert {segment["size_bytes"] for segment in listed} == {16_384}

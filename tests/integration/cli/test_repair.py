@@ -40,7 +40,7 @@ def objects(folder: Path) -> list[Path]:
     return sorted((folder / "store" / "data%").rglob("*.index"))
 
 
-def test_repairs_are_told_then_done(run_here, damaged):
+def test_repairs_are_listed_then_done(run_here, damaged):
     first, second, *_ = damaged.objects()
     flip(first, first.stat().st_size // 2)
     second.unlink()
@@ -78,7 +78,7 @@ def test_the_byte_that_differs_from_the_local_copy_is_named(run_here, damaged):
     assert [one["offset"] for one in found if one["part"] == "copy"] == [at]
 
 
-def test_what_has_no_copy_is_given_up_by_name(run_here, damaged):
+def test_files_without_a_copy_are_given_up_by_name(run_here, damaged):
     first, second, *_ = damaged.objects()
     flip(first, first.stat().st_size // 2)
     second.unlink()
@@ -94,7 +94,7 @@ def test_what_has_no_copy_is_given_up_by_name(run_here, damaged):
     assert found["status"] == "complete" and found["lost"]
 
 
-def test_a_copied_index_has_what_was_lost(run_here, damaged, tmp_path):
+def test_a_copied_index_has_the_lost_objects(run_here, damaged, tmp_path):
     copy = f"file://{tmp_path}/standby"
     assert run_here("copy", "--from", damaged.uri, "--to", copy).code == 0
     first, *_ = damaged.objects()
@@ -166,7 +166,7 @@ def test_segments_without_a_copy_are_given_up_when_that_is_asked_for(run_here, p
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "another", "no store", "empty"])
-def test_places_that_are_none_are_refused_by_name(run_here, damaged, archived, tmp_path, wrong):
+def test_places_without_copies_are_refused_by_name(run_here, damaged, archived, tmp_path, wrong):
     """The command refuses them before it reads or changes anything, since a mistyped place has no copies."""
     damaged.objects()[0].unlink()
     where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
@@ -209,7 +209,7 @@ def test_a_rebuilt_index_brings_back_nothing_that_was_erased(run_here, place, tm
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_a_rebuild_that_was_stopped_goes_on_where_it_was(run_here, place, tmp_path, root):
+def test_a_stopped_rebuild_continues_where_it_was(run_here, place, tmp_path, root):
     segments = sorted((place / "store" / "segments%").rglob("*.log"))
     flip(segments[2], 5000)
     where = ["rebuild", "--from", f"file://{place}/store", "--storage", f"file://{tmp_path}/new", "--json"]
@@ -224,7 +224,7 @@ def test_a_rebuild_that_was_stopped_goes_on_where_it_was(run_here, place, tmp_pa
 
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize("calls", [(29, 37), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["some", "all"])
-def test_a_rebuild_whose_storage_dies_at_a_call_goes_on(run_here, archived, tmp_path, monkeypatch, calls, root):
+def test_a_rebuild_whose_storage_fails_at_a_call_continues(run_here, archived, tmp_path, monkeypatch, calls, root):
     open_storage = config.open_storage
     for nth in calls:
         new = f"file://{tmp_path}/{nth}/new"

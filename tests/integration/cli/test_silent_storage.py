@@ -18,7 +18,7 @@ def silent():
         yield f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_retries_are_told_from_the_first_on(run_here):
+def test_retries_are_reported_from_the_first_on(run_here):
     with scripted_server() as server:
         # requests for lease and log are concurrent
         server.answers(*[error(500, "InternalError")] * 2, *[error(404, "NoSuchBucket")] * 2)

@@ -183,7 +183,7 @@ def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):
     assert "CRC32" in findings(run_here("verify", "--storage", damaged.uri, "--json"))[0]["problem"]
 
 
-def test_what_nobody_names_is_a_note(run_here, damaged):
+def test_leftover_files_are_notes(run_here, damaged):
     (damaged.objects()[0].parent / "0123456789abcdef.index").write_bytes(b"orphan")
     (damaged.root / "compacted" / ".tmp-0123456789abcdef").write_bytes(b"half")
     outcome = run_here("verify", "--root", damaged.root, "--json")

@@ -56,7 +56,7 @@ def test_puts_in_the_middle_of_a_flush(life, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
-def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state):
+def test_files_deleted_while_a_lookup_reads_them(make_life, beside, state):
     """A lookup has its list of files and waits for the newest two, in the storage. Meanwhile all other files lose their
     local form.
     """

@@ -51,7 +51,7 @@ def test_a_restart_in_any_state_keeps_it(written, state, clean):
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
-def test_an_active_file_goes_on_from_its_true_end(written, clean):
+def test_an_active_file_continues_from_its_true_end(written, clean):
     """After a restart, Java's end timestamp was the file's begin, so an older entry became the end."""
     written.bring("unsealed")
     if clean:

@@ -52,7 +52,7 @@ def test_a_flush_that_wrote_nothing_raises(make_life, operation, code):
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync"])
-def test_what_was_not_confirmed_is_not_promised_after_a_crash(life, operation):
+def test_unconfirmed_entries_are_not_promised_after_a_crash(life, operation):
     put(life, 1, 5)
     life.service.flush()
     put(life, 6, 9)
@@ -72,7 +72,7 @@ def test_what_was_not_confirmed_is_not_promised_after_a_crash(life, operation):
     assert life.service.durable_position("log") == 9
 
 
-def test_close_raises_what_its_flush_could_not_write(life):
+def test_close_raises_the_error_of_its_flush(life):
     put(life, 1, 5)
     life.disk.fail("pwrite", times=None)
     with pytest.raises(StorageUnavailable):

@@ -51,7 +51,7 @@ def test_other_keys_of_the_slot_hide_nothing(make_life, others):
 
 
 @pytest.mark.parametrize("case", [pytest.param("cap_same_key_1500", marks=pytest.mark.long), "cap_collision_hides"])
-def test_what_java_did_not_find(make_life, golden, case):
+def test_entries_that_java_did_not_find(make_life, golden, case):
     (meta,) = golden(f"tiered/{case}/meta.json")
     life = make_life(slots=meta["slots"], items=meta["items"])
     calls = golden(f"tiered/{case}/input.jsonl")

@@ -30,7 +30,7 @@ def test_these_keys_have_that_hash():
 
 @pytest.mark.parametrize("slots", [1, 16, 31, 5000])
 @pytest.mark.parametrize("batched", [False, True], ids=["put", "put_batch"])
-def test_it_is_found_and_harms_nobody(make_life, slots, batched):
+def test_it_is_found_and_other_entries_are_unharmed(make_life, slots, batched):
     life = make_life(slots=slots, items=40)
     keys = [*NEIGHBOURS, BAD[0], *NEIGHBOURS, BAD[1], BAD[0], *NEIGHBOURS]
     rows = [(TOPIC, 0, key, number, 10, T + number * 1000) for number, key in enumerate(keys)]
@@ -56,7 +56,7 @@ def test_it_is_found_and_harms_nobody(make_life, slots, batched):
 
 
 @pytest.mark.parametrize("case", ["minvalue_slots16", "minvalue_slots31", "minvalue_slots101", "minvalue_slots5000"])
-def test_what_java_lost_or_refused(make_life, golden, case):
+def test_entries_that_java_lost_or_refused(make_life, golden, case):
     """RocketMQ's own puts, including those that it answered with an error: each entry is found."""
     (meta,) = golden(f"tiered/{case}/meta.json")
     life = make_life(slots=meta["slots"], items=meta["items"])

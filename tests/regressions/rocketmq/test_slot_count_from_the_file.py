@@ -57,7 +57,7 @@ def test_a_changed_setting_is_refused_and_touches_nothing_and_none_is_needed(wri
         assert [item.offset for item in reader.query("t", "k3")] == [51, 39, 27, 15, 3]
 
 
-def test_every_key_of_a_large_file_lies_in_its_own_slot(make_life):
+def test_every_key_of_a_large_file_is_in_its_own_slot(make_life):
     """Many slots, and more entries than one read has: a wrong slot count leads to the wrong place."""
     life = make_life(slots=32, items=2001)
     life.put_batch([("t", 0, f"key-{number % 200}", number, 10, T + number * 1000) for number in range(2000)])

@@ -40,7 +40,7 @@ def test_the_page_needs_no_token_and_has_a_strict_policy(guarded):
     assert guarded.post("/console/").status_code == 405
 
 
-def test_what_was_seen_already_is_not_sent_again(guarded):
+def test_cached_files_are_not_sent_again(guarded):
     first = guarded.get("/console/main.js")
     assert first.headers["cache-control"] == "no-cache" and first.headers["content-type"].startswith("text/javascript")
     again = guarded.get("/console/main.js", headers={"if-none-match": first.headers["etag"]})

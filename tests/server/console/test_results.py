@@ -192,7 +192,7 @@ def tells(page, key, state, problem):
     check_access(page)
 
 
-def test_what_is_shown_can_be_saved(opened, shop):
+def test_shown_results_can_be_saved(opened, shop):
     page = opened(shop[0], "#search?topic=orders&key=7")
     page.get_by_role("button", name="Read all of them").click()
     expect(status(page)).to_have_text("40 entries: the answer is complete.")
@@ -221,7 +221,7 @@ def shell(line, folder, **environment):
     return done.stdout
 
 
-def test_what_is_asked_is_shown_as_commands_for_a_shell(opened, shop, tmp_path):
+def test_a_search_is_shown_as_shell_commands(opened, shop, tmp_path):
     page = opened(shop[0])
     page.get_by_label("From", exact=True).fill("2025-11-01 00:00")
     search(page, "orders", QUOTE)
@@ -418,7 +418,7 @@ TASKS += [follow_what_came_next, follow_a_customer, see_what_else_happened, find
 TASKS += [hand_it_to_an_engineer]
 
 
-def test_ten_tasks_of_support_take_what_the_page_says(opened, shop):
+def test_ten_tasks_of_support_take_the_times_on_the_page(opened, shop):
     text = (Path(__file__).parents[3] / "docs" / "service.md").read_text()
     told = [tuple(map(int, one)) for one in re.findall(r"^\| “.*\| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)]
     counted, waited = [], []
@@ -440,7 +440,7 @@ def test_ten_tasks_of_support_take_what_the_page_says(opened, shop):
         Path(os.environ["CONSOLE_TASKS"]).write_text("".join(waited))
 
 
-def test_what_a_filter_could_not_read_is_named_over_all_pages(opened, shop):
+def test_messages_that_a_filter_could_not_read_are_named_over_all_pages(opened, shop):
     page = opened(shop[0])
     gone = {
         "file": "0001", "place": "storage", "outcome": "failed", "begin_ms": T, "end_ms": T, "requests": 1, "bytes": 0,
@@ -497,7 +497,7 @@ def answering(body):
     return lambda route: route.fulfill(body=body)
 
 
-def test_an_answer_that_broke_off_is_told_so(opened, shop):
+def test_an_answer_that_broke_off_is_reported(opened, shop):
     page = opened(shop[0])
     slow = {"error": {"status": 408, "title": "Request Timeout", "detail": "it was taken too slowly"}}
     for body, told in (

@@ -15,7 +15,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import StorageUnavailable
 
 
-def test_a_search_shows_entries_and_what_was_read(opened, service):
+def test_a_search_shows_entries_and_the_files_that_it_read(opened, service):
     # times are UTC, in any time zone of the user
     page = opened(service, timezone_id="Pacific/Apia")
     search(page, key="order-4711")
@@ -71,7 +71,7 @@ def test_results_come_as_they_are_found_and_can_be_stopped(opened, service, monk
     go_on.set()
 
 
-def test_a_stream_that_breaks_off_is_no_whole_answer(opened, service, monkeypatch):
+def test_a_stream_that_breaks_off_is_not_a_whole_answer(opened, service, monkeypatch):
     real = IndexService.query
 
     def failing(self, topic, key, begin_ms, end_ms, max_count, *rest, **more):
@@ -115,7 +115,7 @@ def test_pages_go_on_by_the_cursor(opened, service):
     expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
 
 
-def test_no_match_says_what_was_looked_at_and_what_has_expired(opened, service, monkeypatch):
+def test_no_match_names_the_searched_files_and_the_expired_time(opened, service, monkeypatch):
     real = IndexService.query
 
     def expired(*args, **named):
@@ -133,7 +133,7 @@ def test_no_match_says_what_was_looked_at_and_what_has_expired(opened, service, 
     expect(rows(page)).to_have_count(0)
 
 
-def test_a_partial_answer_names_what_it_lacks(opened, made, tmp_path):
+def test_a_partial_answer_names_its_missing_parts(opened, made, tmp_path):
     copied = tmp_path / "storage"
     shutil.copytree(made.storage, copied)
     gone = sorted(copied.rglob("*.index"))[2]
@@ -153,7 +153,7 @@ def test_a_partial_answer_names_what_it_lacks(opened, made, tmp_path):
         check_access(page)
 
 
-def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
+def test_an_error_names_the_remedy_and_can_be_retried(opened, service):
     page = opened(service)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IndexService, "query", raising(StorageUnavailable("the storage is away <b>now</b>")))
@@ -182,7 +182,7 @@ def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
     expect(page.locator("#ready")).to_have_text("not ready: it can’t be reached")
 
 
-def test_what_an_index_holds_is_never_html(opened, service):
+def test_data_of_an_index_is_never_html(opened, service):
     page = opened(service)
     search(page, "orders", HOSTILE)
     rows(page).get_by_role("button").click()
