@@ -127,7 +127,7 @@ def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_it_is_dropped(lif
     assert run("verify", *life.place).code == 1
     done = run("recover", *life.place, "--json")
     assert (done.code, done.document["status"]) == (0, "recovered")
-    assert done.document["notes"][0].startswith(f"{listed} was damaged, and is written again: a file that was deleted")
+    assert done.document["notes"][0].startswith(f"{listed} was damaged and is written again: files that were deleted")
     with life.open() as index, life.reader() as reader:
         assert index.query("t", "k").status == reader.query("t", "k").status == "complete"
     assert run("verify", *life.place).code == 0

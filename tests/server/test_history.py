@@ -58,8 +58,8 @@ def test_figures_of_a_span_are_growth_within_it(past):
     # of five minutes: 20 requests
     assert shown["Failed requests over HTTP"][0] is None
     assert shown["Failed requests over HTTP"][59:70] == [n / 20 for n in range(11)]
-    assert shown["Requests to the storage a lookup"][:3] == [None, 3.0, 3.0]
-    assert shown["Requests to the storage a minute"][1:] == [0.0] * 99
+    assert shown["Requests to the storage per lookup"][:3] == [None, 3.0, 3.0]
+    assert shown["Requests to the storage per minute"][1:] == [0.0] * 99
 
 
 def test_a_lag_that_is_not_known_is_none(past):

@@ -119,7 +119,7 @@ def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, caps
     assert code == 2 and "give --rocketmq-keys FILE, or --insecure" in error
     assert served(*ports, *tokens, "--host", "0.0.0.0", "--insecure") == (0, "")
     code, error = served(*ports, *tokens)
-    assert code == 0 and "everybody on this host may read every topic there" in error
+    assert code == 0 and "every program on this host can read every topic there" in error
     code, error = served("--rocketmq-keys", tmp_path / "keys.json")
     assert code == 2 and "need --rocketmq-port" in error
     code, error = served(*ports, "--rocketmq-advertise", "nonsense")

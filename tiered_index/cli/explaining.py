@@ -72,7 +72,7 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
         f"{f' ({human_bytes(gap_bytes)} between slot groups)' if gap_bytes else ''}, "
         f"{sum(page.elapsed_ms for page in pages):.1f} ms elapsed"
     )
-    out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
+    out.line(f"{cost_usd * 1e6:.2f} USD per million such lookups at the prices of {prices_as_of}")
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:

@@ -137,9 +137,9 @@ class ExportedFile:
                 )
             return
         lacks, more = sorted(wanted - self.columns), sorted(self.columns - wanted)
-        problem = f"lacks column {lacks[0]!r}" if lacks else f"has a column {more[0]!r} more"
+        problem = f"lacks column {lacks[0]!r}" if lacks else f"has an unknown column {more[0]!r}"
         hint = "" if self.about else "; NDJSON does not state its schema: give --preset, or export as parquet or arrow"
-        raise InvalidArgument(f"{self.place} {problem} than entries of {schema.name} in this index{hint}")
+        raise InvalidArgument(f"{self.place} {problem}: the entries of this index are of schema {schema.name}{hint}")
 
     def name(self) -> str:
         """Return the source name of the file in an index: place, size and a hash of the end."""

@@ -221,7 +221,9 @@ def serve(
         if rocketmq_port is not None:
             tools_address = stack.enter_context(contextlib.closing(bind(host, rocketmq_port, "--rocketmq-port")))
             if tokens is not None and rocketmq_keys is None and not insecure:
-                session.out.note("--rocketmq-port asks for no token: everybody on this host may read every topic there")
+                session.out.note(
+                    "--rocketmq-port needs no token: every program on this host can read every topic there"
+                )
         # a recovery may take long: probes get answers meanwhile
         with in_background(http.twin()), _later(NotAnIndex):
             if writes:

@@ -73,7 +73,7 @@ FIGURES = (
     Figure("Lease left", "s", "lease_remaining_seconds", alert=Alert("TieredIndexLeaseNotHeld", 0, 300, is_floor=True)),
     Figure("Files not in the storage yet", "", "unpublished_files", alert=Alert("TieredIndexUploadsStall", 5, 1800)),
     Figure("Write buffer", "bytes", "buffered_bytes", alert=Alert("TieredIndexBufferFills", 400e6, 300)),
-    Figure("Life-cycle work a minute", "s", "lifecycle_seconds_sum", over_s=60, per="time_s", times=60),
+    Figure("Life-cycle work per minute", "s", "lifecycle_seconds_sum", over_s=60, per="time_s", times=60),
     Figure("Present errors of the writer", "", "problems", alert=Alert("TieredIndexWriterProblem", 0, 300)),
     Figure(
         "Failed rounds of workers in 15 minutes", "", "worker_errors_total", over_s=900,
@@ -83,13 +83,13 @@ FIGURES = (
         "Failed requests over HTTP", "share", "http_failures", over_s=300, per="http_requests",
         alert=Alert("TieredIndexRequestsFail", 0.01, 600),
     ),
-    Figure("Requests to the storage a minute", "", "storage_requests_total", over_s=60, per="time_s", times=60),
+    Figure("Requests to the storage per minute", "", "storage_requests_total", over_s=60, per="time_s", times=60),
     Figure(
-        "Requests to the storage a lookup", "", "lookup_storage_requests_sum", over_s=3600,
+        "Requests to the storage per lookup", "", "lookup_storage_requests_sum", over_s=3600,
         per="lookup_storage_requests_count", alert=Alert("TieredIndexLookupsReadTooMuch", 100, 3600),
     ),
     Figure(
-        "Cost of the requests a month, at the last hour's rate", "usd", "storage_cost_usd_total", over_s=3600,
+        "Cost of the requests per month, at the last hour's rate", "usd", "storage_cost_usd_total", over_s=3600,
         per="time_s", times=_MONTH_S, alert=Alert("TieredIndexCosts", 300, 3600),
     ),
 )  # fmt: skip

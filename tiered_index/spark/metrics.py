@@ -40,8 +40,8 @@ _DOING = {
     "compare": "compare the index's entries with its source's",
     "merge": "merge files and tables into window tables",
     "compact": "compact staged files",
-    "find": "find what is to be erased",
-    "overwrite": "overwrite archived segments without what is erased",
+    "find": "find the entries to erase",
+    "overwrite": "overwrite archived segments without erased messages",
     "search": "look keys up in the stored objects",
     "write": "write the answers",
 }

@@ -88,4 +88,4 @@ def test_a_topic_that_no_file_has_is_reported(run_here, store):
 def test_a_bound_in_seconds_is_asked_about(run_here, store):
     outcome = run_here("erase", "--topic", "orders", "--before", "1700000000", "--storage", store)
     assert outcome.code == 0, outcome.err
-    assert "what is erased ends at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 sec" in outcome.err
+    assert "the erased range ends at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 sec" in outcome.err

@@ -108,8 +108,8 @@ merge-published-twice: a merge whose record was stored, but the response lost, f
   tests/unit/service/merge/test_readers_and_writers.py::test_publishing_again_after_an_unknown_outcome_finds_its_own_record
 expiry-by-a-fenced-writer: a fenced writer expires entries by its own rule
   in record_expiry
-  - log.append("what has expired", epoch, make)
-  + log.append("what has expired", None, make)
+  - log.append("the expired times", epoch, make)
+  + log.append("the expired times", None, make)
   tests/unit/service/test_expiry.py::test_a_fenced_writer_expires_nothing
 copy-over-a-writer: a standby continues on a target that a writer has taken over
   in Copier._check_target

@@ -77,8 +77,8 @@ def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str]) ->
     assert sum(number(row[5]) for row in rows) == pytest.approx(page.cost_usd * 1e6, abs=0.005 * len(rows))
     assert sum(number(row[7]) for row in rows) == sum(file.matched for file in MIXED)
     assert totals == (
-        "2 files read, 4 skipped, 1 failed, 8 requests, 20.0 KiB, 61.2 ms elapsed\n3.20 USD a million such look-ups at "
-        "the prices of 2026-11"
+        "2 files read, 4 skipped, 1 failed, 8 requests, 20.0 KiB, 61.2 ms elapsed\n3.20 USD per million such lookups "
+        "at the prices of 2026-11"
     )
 
 

@@ -145,7 +145,7 @@ def _forget_list(root: Root) -> list[str]:
         lock.release()
     if damage is None:
         return []
-    return [f"{damage.file} was damaged, and is written again: a file that was deleted before now is not missed"]
+    return [f"{damage.file} was damaged and is written again: files that were deleted before now go unnoticed"]
 
 
 def _notes(begun: BegunAnew | None) -> list[str]:
@@ -156,7 +156,7 @@ def _notes(begun: BegunAnew | None) -> list[str]:
         f"put in again, {counted(begun.stored, 'file')} were in the storage"
     ]
     return notes + [
-        f"{file_id}: not put in again, {begun.left} keeps what was set aside: {why}"
+        f"{file_id}: its entries were not put in again, and {begun.left} keeps its files: {why}"
         for file_id, why in begun.kept.items()
     ]
 

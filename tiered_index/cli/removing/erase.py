@@ -104,7 +104,7 @@ def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any]) -> int:
     )
     for topic in done.unknown_topics:
         out.remark(unknown_topic(topic, done.known_topics))
-    for step in (*done.to_do, likely_seconds("what is erased", until_ms)):
+    for step in (*done.to_do, likely_seconds("the erased range", until_ms)):
         if step is not None:
             out.remark(step)
     if is_planned:

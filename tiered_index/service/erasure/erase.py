@@ -333,7 +333,7 @@ def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
             return None
         return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)
 
-    return log.append("what was erased", None, make)
+    return log.append("the tombstones", None, make)
 
 
 def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
@@ -409,8 +409,8 @@ def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) ->
         said.append("a bucket with versioning: it keeps deleted objects as noncurrent versions")
     if state.epoch:
         said.append(
-            "a writer's root: entries that are not uploaded yet are hidden, and go with a merge after their "
-            "upload; copies of deleted objects, and their cache entries, go when the writer next reads the log"
+            "a writer's root: it hides entries that are not uploaded yet, and a merge after their upload removes them; "
+            "the writer deletes copies of deleted objects, and their cache entries, when it next reads the log"
         )
     said += known.get("segment_problems", ())
     if state.archive and not known.get("segments_read"):

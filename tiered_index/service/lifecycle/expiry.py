@@ -169,7 +169,7 @@ def record_expiry(
         names = (*(stored.name for stored in plan.objects), *(segment.name for segment in plan.segments))
         return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)
 
-    log.append("what has expired", epoch, make)
+    log.append("the expired times", epoch, make)
     return plans[-1]
 
 

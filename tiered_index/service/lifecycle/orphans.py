@@ -249,7 +249,7 @@ def record_lost(
         names = tuple(stored.name for stored in gone)
         return LogRecord(0, "remove", 0, "", 0, remove=names, lost=(*map(LostObject.of, gone), *local))
 
-    return log.append("what was lost", None, make)
+    return log.append("the lost objects", None, make)
 
 
 def _names(one: StoredObject | LostObject) -> tuple[str, ...]:

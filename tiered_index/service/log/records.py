@@ -377,7 +377,7 @@ def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[s
     expected = f"{crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
-    document = load(body, file, "what matches its CRC32")
+    document = load(body, file, "the text before its CRC32")
     found = document.get("version") if isinstance(document, dict) else None
     if not isinstance(document, dict) or type(found) is not int or not 1 <= found <= newest:
         raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=newest, found=found)

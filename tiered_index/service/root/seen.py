@@ -45,7 +45,9 @@ class Seen:
     @classmethod
     def decode(cls, place: bytes, file: str) -> Seen:
         """Return the content of a slot. Raises `CorruptFile`."""
-        crc32, seen = checked(_PLACE, load(place, file, "what was seen of the log"), file, "what was seen of the log")
+        crc32, seen = checked(
+            _PLACE, load(place, file, "the seen position of the log"), file, "the seen position of the log"
+        )
         CorruptFile.unless_equal(file, "does not match its CRC32", crc32, zlib.crc32(json.dumps(asdict(seen)).encode()))
         return seen
 

@@ -220,7 +220,7 @@ class SqliteStorage(SizedStorage):
             return [f"{self.path}: draft {body}" for (body,) in typed(self.path, rows, int)]
 
         left: list[str] = self._pool.read("listing drafts", drafts, list)
-        return (*left, *self._pool.overwrite("overwriting what was freed"))
+        return (*left, *self._pool.overwrite("overwriting freed pages"))
 
     def close(self) -> None:
         """Close the connections; later calls raise `IndexClosed`. Idempotent."""
