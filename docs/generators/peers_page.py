@@ -17,16 +17,16 @@ __all__ = ["PAGE", "PLOTTED", "rewrite_page"]
 
 PAGE = ROOT / "docs" / "comparison.md"
 PLOTTED = {
-    "ingest CPU": "durable ingest, CPU us an entry",
-    "ingest wall": "durable ingest, wall us an entry",
-    "settle CPU": "compaction, CPU us an entry",
+    "ingest CPU": "durable ingest, CPU us per entry",
+    "ingest wall": "durable ingest, wall us per entry",
+    "settle CPU": "compaction, CPU us per entry",
     "bytes written": "write amplification",
     "batch p99.9": "durable batch beside compaction, p99.9 ms",
-    "stored bytes": "stored, bytes an entry",
+    "stored bytes": "stored, bytes per entry",
     "hot lookup CPU": "lookup, just written, CPU us",
     "settled lookup CPU": "lookup, settled, CPU us",
     "settled lookup p99": "lookup, settled, p99 us",
-    "settled many CPU": "1,000 keys at once, CPU us a key",
+    "settled many CPU": "1,000 keys at once, CPU us per key",
     "recovery": "opened after SIGKILL, s",
     "memory writing": "peak memory while writing, MiB",
 }
@@ -41,7 +41,7 @@ def rewrite_page(document: dict[str, Any]) -> None:
         picture = f"comparison-{per_key}.svg"
         grown = {size["entries"]: medians(size) for size in sizes if size["per_key"] == per_key}
         (PAGE.parent / picture).write_text(_plots(document["columns"], grown))
-        plots.append(f"![Growth with {per_key} entries a key]({picture})\n")
+        plots.append(f"![Growth with {per_key} entries per key]({picture})\n")
     rewrite(PAGE, {"machine": _set_up(document), "tables": "\n".join(tables), "plots": "\n".join(plots)})
 
 

@@ -26,7 +26,7 @@ def heading(size: Document) -> str:
     if "per_key" not in size:
         return f"{size['entries']:,} entries"
     count = max((len(values) for figures in size["columns"].values() for values in figures.values()), default=0)
-    return f"{size['entries']:,} entries, {size['per_key']} a key, {count} round{'s' if count != 1 else ''}"
+    return f"{size['entries']:,} entries, {size['per_key']} per key, {count} round{'s' if count != 1 else ''}"
 
 
 def table(

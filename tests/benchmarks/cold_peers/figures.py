@@ -9,7 +9,7 @@ FIGURES = {
     "open KiB": "... KiB",
     "key ms": "a key of weeks, p50 ms",
     "key requests": "... requests",
-    "key USD": "... USD a million",
+    "key USD": "... USD per million",
     "key CPU": "... CPU ms",
     "absent ms": "absent, 30 days, p50 ms",
     "absent requests": "... requests",
@@ -21,13 +21,13 @@ FIGURES = {
     "many requests": "... requests",
     "many MB": "... MB",
     "many CPU": "... CPU ms",
-    "at once": "lookups a second, 32 at once",
-    "at once CPU": "... CPU ms a lookup",
+    "at once": "lookups per second, 32 at once",
+    "at once CPU": "... CPU ms per lookup",
     "memory": "peak memory, MiB",
-    "stored": "stored, bytes an entry",
+    "stored": "stored, bytes per entry",
     "build": "build, CPU s",
     "fresh": "written to readable elsewhere, s",
-    "fresh USD": "... cost of one entry and 100 lookups a second, USD a day",
+    "fresh USD": "... cost of one entry and 100 lookups per second, USD per day",
 }
 GREATEST = {"at once"}
 """Figures that are better when greater."""
