@@ -165,7 +165,7 @@ def print_report(
     layout = setting.layout
     out.fields(machine, title="machine")
     geometry = (
-        f"{layout.slots:,} slots and {layout.items:,} items a file ({human_bytes(layout.unsealed_size)} unsealed)"
+        f"{layout.slots:,} slots and {layout.items:,} items per file ({human_bytes(layout.unsealed_size)} unsealed)"
     )
     out.line(f"preset {layout.preset.name}: {geometry}; median of {setting.rounds} rounds")
     for suite, group in itertools.groupby(figures, key=lambda figure: figure.suite):

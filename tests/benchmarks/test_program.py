@@ -22,7 +22,7 @@ def bench(*arguments: object) -> Outcome:
 
 SIZES = ("--items", 1_000, "--slots", 50, "--rounds", 2)
 GOALS = {
-    "put": {"put_batch and durable flush", "put, one entry a call"},
+    "put": {"put_batch and durable flush", "put, one entry per call"},
     "pause": set(),
     "compact": set(),
     "lookup": {"hot lookup p50", "hot query_many"},
@@ -171,7 +171,7 @@ def test_the_table_of_chosen_suites(tmp_path):
     assert outcome.code == 0, outcome
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert [line for line in lines if line in GOALS] == ["upload", "recovery"]
-    assert "preset native: 50 slots and 1,000 items a file" in outcome.out
+    assert "preset native: 50 slots and 1,000 items per file" in outcome.out
     assert "median of 2 rounds" in outcome.out
     assert any(line.startswith("opening a root with 10 files") for line in lines)
     assert list((tmp_path / "new").iterdir()) == []

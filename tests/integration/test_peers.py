@@ -22,7 +22,7 @@ ENTRIES = 2_000
 def test_a_peer_returns_the_put_entries(name, per_key, tmp_path):
     # a server takes seconds to install its tables: once is enough
     if (missing := PEERS[name].missing()) is not None or (PEERS[name].programs and per_key == 1):
-        pytest.skip(missing or "measured with four entries a key")
+        pytest.skip(missing or "measured with four entries per key")
     data = Data(ENTRIES, per_key)
     peer = PEERS[name](tmp_path, ENTRIES)
     assert peer.version()

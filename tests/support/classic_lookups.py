@@ -75,7 +75,7 @@ def select_offsets(
             return
         index = previous
     raise CorruptFile(
-        file.file, "a chain of entries runs in a circle", offset=file.geometry.entries_at + ENTRY_BYTES * index
+        file.file, "a chain of entries has a cycle", offset=file.geometry.entries_at + ENTRY_BYTES * index
     )
 
 

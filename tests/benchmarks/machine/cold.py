@@ -458,7 +458,7 @@ def _record(cells: Cells, amounts: ColdAmounts, meter: Meter) -> None:
 
 
 _COLUMNS = (
-    *("files", "key in", "read by", "lookups", "requests", "KiB", "USD a million"),
+    *("files", "key in", "read by", "lookups", "requests", "KiB", "USD per million"),
     *("p50 ms", "p99 ms", "p50 times plain GETs"),
 )
 

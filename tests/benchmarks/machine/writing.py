@@ -64,7 +64,7 @@ def _put_specs(setting: Setting) -> Sequence[Spec]:
         Spec("put_batch and durable flush", "entries/s", at_least(6e6), ("put_batch call", "flush")),
         Spec("put_batch and flush, CPU", "ns/entry"),
         Spec("times a plain durable write", "ratio"),
-        Spec("put, one entry a call", "entries/s", at_least(4e5), ("put loop",)),
+        Spec("put, one entry per call", "entries/s", at_least(4e5), ("put loop",)),
         Spec("put, CPU", "ns/entry"),
         Spec("put and durable flush", "entries/s"),
     )
@@ -123,7 +123,7 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
     with flush:
         index.flush()
     require(sum(getattr(file, "count", 0) for file in index.files()), setting.entries + count, "entries in the index")
-    meter.record("put, one entry a call", count / put.elapsed_s)
+    meter.record("put, one entry per call", count / put.elapsed_s)
     meter.record("put, CPU", put.cpu_s / count * 1e9)
     meter.record("put and durable flush", count / (put.elapsed_s + flush.elapsed_s))
 

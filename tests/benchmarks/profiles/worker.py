@@ -178,7 +178,7 @@ class Operations:
         item = bytes(_ENTRY_BYTES)
         copied_us = _cpu_us(lambda: bytearray(item), _TURNS)
         self._done(
-            "put, one entry a call", profile, count, "an entry", copied_us, "a Python call that copies its 32 bytes"
+            "put, one entry per call", profile, count, "per entry", copied_us, "a Python call that copies its 32 bytes"
         )
 
     def _fill(self, index: IndexService, batches: list[pa.RecordBatch]) -> None:
@@ -191,10 +191,10 @@ class Operations:
                 index._flusher.run_once()
         size = self._entries * _ENTRY_BYTES
         copied_us = _copy_us(size) / self._entries
-        self._done("put_batch", put, self._entries, "an entry", copied_us, "memcpy of its 32 bytes")
+        self._done("put_batch", put, self._entries, "per entry", copied_us, "memcpy of its 32 bytes")
         checked_us = _crc_us(size) / self._entries
         self._done(
-            "flush", flush, self._entries, "an entry", checked_us + copied_us, "memcpy and CRC32 of its 32 bytes"
+            "flush", flush, self._entries, "per entry", checked_us + copied_us, "memcpy and CRC32 of its 32 bytes"
         )
 
     def _compact(self, index: IndexService) -> None:
@@ -205,7 +205,7 @@ class Operations:
         read, written = self._entries * (_ENTRY_BYTES + 4), path.stat().st_size
         limit_us = (_copy_us(read) + _copy_us(written) + _crc_us(read) + _crc_us(written)) / self._entries
         limit = f"memcpy and CRC32 of {read / self._entries:.0f} bytes read, {written / self._entries:.0f} written"
-        self._done("compact", profile, self._entries, "an entry", limit_us, limit)
+        self._done("compact", profile, self._entries, "per entry", limit_us, limit)
 
     def _merge(self) -> None:
         storage = open_storage(self._uri)
@@ -221,7 +221,7 @@ class Operations:
         written = sum(stored.size_bytes for stored in log.open().objects.values())
         limit_us = (_copy_us(read) + _copy_us(written) + _crc_us(read) + _crc_us(written)) / self._entries
         limit = f"memcpy and CRC32 of {read / self._entries:.0f} bytes read, {written / self._entries:.0f} written"
-        self._done("merge", profile, self._entries, "an entry", limit_us, limit)
+        self._done("merge", profile, self._entries, "per entry", limit_us, limit)
         storage.close()
 
     def _look_up(
@@ -243,7 +243,7 @@ class Operations:
         if plain_get:
             read_us, read = self._plain_get_us(size_bytes, count // 5), "a plain GET"
         limit_us, limit = read_us + _crc_us(size_bytes), f"{read} and CRC32 of {size_bytes:,} bytes"
-        self._done(name, profile, count, "a lookup", limit_us, limit)
+        self._done(name, profile, count, "per lookup", limit_us, limit)
 
     def _group_bytes(self) -> int:
         """Return the bytes that a lookup of a stored object reads, by its explain."""

@@ -21,10 +21,10 @@ def main() -> None:
     Client and service share this machine. The CPU time of the service's process per lookup is the service's own cost.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.service", description=main.__doc__)
-    parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the index, four a key")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the index, four per key")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each measurement")
     parser.add_argument("--soak", type=float, default=30.0, help="seconds of mixed load while memory is watched")
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where indexes are made")
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="folder for the indexes")
     parser.add_argument("--out", type=Path, default=_OUT, help="the document")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.dir) as folder:
