@@ -35,7 +35,7 @@ from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_head
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
-from tiered_index.service.cold.path import check_run
+from tiered_index.service.cold.path import check_run, missing_error
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
@@ -136,7 +136,7 @@ def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> FileBytes:
         size = storage.head(name).size_bytes
     except ObjectNotFound as error:
         if is_in_log:
-            raise CorruptFile(name, "the log names this object, but the storage does not have it") from error
+            raise missing_error(name) from error
         raise InvalidArgument(
             f"{name} is neither a local file nor an object in {storage.uri}; `tiered-index files` lists the names"
         ) from error

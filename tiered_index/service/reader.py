@@ -340,7 +340,7 @@ class IndexReader(Lookups[ItemT]):
             [below] = self._parts.in_time([(f"listing the objects below {shared.uri}", partial(children, shared))])
             views = self._opened([(child.uri, partial(self._open_child, child)) for child in below], undo)
             if not views:
-                raise NotAnIndex(f"{error}, and no index is directly below it") from None
+                raise NotAnIndex(f"{error}, and no index is directly below it: check the URI") from None
         self._shared = shared
         return views
 

@@ -60,6 +60,15 @@ class MissingObject(ObjectNotFound):
         self.uri = uri
 
 
+def missing_error(name: str) -> CorruptFile:
+    """Return the error for an object that the log names but the storage does not have, outside of lookups."""
+    return CorruptFile(
+        name,
+        "the log names this object, but the storage does not have it: `tiered-index verify --deep --repair` restores "
+        "it from a copy, and `recover --lost` gives it up",
+    )
+
+
 def lost_error(name: str) -> CorruptFile:
     """Return the error for an object that the newest log state names but the storage does not have."""
     return CorruptFile(

@@ -101,7 +101,10 @@ class SegmentArchive:
         except ObjectNotFound as error:
             if segment.name not in self.refresh().archive:
                 raise
-            raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
+            problem = (
+                "the log names this segment, but the storage does not have it: restore it by `verify --deep --repair`"
+            )
+            raise CorruptFile(segment.name, problem) from error
 
     def known_table(self, segment: ArchivedSegment) -> SegmentTable | None:
         """Return a segment's table; None: not cached."""

@@ -102,7 +102,8 @@ class IndexView(Refreshed):
             marker = root.read_marker()
             if marker is None:
                 raise NotAnIndex(
-                    f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)")
+                    f"{config.root} holds no tiered index"
+                    + (": check the path" if config.root.exists() else " (it does not exist): check the path")
                 )
             self._root_view, self._kept_log = RootView(root), KeptLog(root)
         self._root_index = marker.index_id if marker is not None else None

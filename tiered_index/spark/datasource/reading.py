@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.metadata import Metadata
@@ -27,7 +27,7 @@ from tiered_index.format.trailer import Run, Trailer
 from tiered_index.retention import Expired
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
-from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
+from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, missing_error
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import scan_matches, scan_runs
 from tiered_index.service.log.log import StorageLog
@@ -166,8 +166,7 @@ def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.Reco
                 yield from _read_part(cold, part, plan, wanted)
             except MissingObject as error:
                 if error.name in StorageLog(storage, SystemClock()).open().objects:
-                    lost = "the log names this object, but the storage does not have it"
-                    raise CorruptFile(error.name, lost) from error
+                    raise missing_error(error.name) from error
                 raise StorageUnavailable(
                     f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned "
                     f"at log position {plan.log_number}; load the index again and run it again"

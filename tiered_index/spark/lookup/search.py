@@ -26,7 +26,7 @@ import pyarrow as pa
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import Matches, first_rows
-from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, spans_of
+from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, missing_error, spans_of
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
@@ -252,8 +252,7 @@ def _search_all(
                 yield from _blocks(MISSING, names, None, plan, error.name.encode())
                 report.missing = error.name
                 return
-            meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
-            yield from _failed(plan, target, meant, names[here], report)
+            yield from _failed(plan, target, missing_error(error.name), names[here], report)
         except BudgetExceeded as error:
             given = " and ".join(f"{name}={bound}" for name, bound in asdict(plan.bounds).items() if bound is not None)
             named = BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
