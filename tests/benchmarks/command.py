@@ -63,13 +63,14 @@ def benchmarks(
     root_dir: RootDir = None,
     out: Out = None,
 ) -> int:
-    """Measure this machine: puts, pauses, compaction, lookups, recovery, uploads and commit logs, on its real disk,
-    durably. Suite cold compares cold lookups with RocketMQ's way of reading. Suites spark and spark-lookup compare
-    jobs on Spark with one process, with Spark's own jobs and with DuckDB.
+    """Measure puts, pauses, compaction, lookups, recovery, uploads and commit logs on this machine's real disk.
 
-    Everything happens in a temporary folder, which is deleted at the end. A goal is for two quiet cores. A missed goal
-    is no error: the report shows its ratio and a profile. Goals of whole files count at 20,000,000 items only. Wrong
-    answers end the run. Suite cold, alone, also reads from --storage, where it deletes what it made.
+    Writes are durable. Suite cold compares cold lookups with RocketMQ's way of reading. Suites spark and spark-lookup
+    compare jobs on Spark with one process, with Spark's own jobs and with DuckDB.
+
+    All files are in a temporary folder, which is deleted at the end. A goal is for two quiet cores. A missed goal is no
+    error: the report shows its ratio and a profile. Goals of whole files count only with 20,000,000 items. Wrong
+    answers end the run. Only suite cold, alone, also reads from --storage. It deletes its objects there at the end.
 
     [bold]Examples[/bold]
 

@@ -282,10 +282,10 @@ def scale(
     root_dir: RootDir = None,
     out: Out = None,
 ) -> int:
-    """Measure what an index costs as its objects grow in number: opening, refreshing, planning, memory.
+    """Measure the costs of indexes with more and more objects: opening, refreshing, planning, memory.
 
     The objects are synthetic: a log names them, and they are empty. A hundred billion entries are 100,000 objects of
-    a million entries. Each size runs in a process of its own.
+    a million entries. Each size runs in a separate process.
 
     [bold]Examples[/bold]
 

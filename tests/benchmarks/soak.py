@@ -224,10 +224,10 @@ def soak(
     root_dir: RootDir = None,
     out: Out = None,
 ) -> int:
-    """Run one index under load: two producers, background life cycle, expiry, a merge a minute, two readers.
+    """Run one index under load: two producers, background life cycle, expiry, a merge per minute, two readers.
 
     Each answer is compared with a model. Prints memory, descriptors, threads and disk by minute. Without --storage the
-    objects are in a folder, which is deleted at the end. Exit code 1: an answer was wrong.
+    objects are in a folder, which is deleted at the end. Exit code 1 means a wrong answer.
 
     [bold]Examples[/bold]
 

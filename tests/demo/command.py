@@ -278,15 +278,14 @@ def demo(
     port: int = Option(8080, min=0, max=65535, help="With --serve: port of HTTP and the console; 0: any free one."),
     rocketmq_port: int = Option(9876, min=0, max=65535, help="With --serve: port for RocketMQ's tools."),
 ) -> int:
-    """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
-    twice, and at the end a retention rule and an erased key, all checked.
+    """Follow a RocketMQ store through every state into an object store, with two kills; check every answer.
 
-    The storage is an embedded S3 server unless --storage names another one, where a fresh prefix is used (and deleted
-    afterwards unless --keep). Without the extra "demo" it is a folder. Exit code 1 where an entry is lost or an answer
-    is wrong.
+    At the end the demo plans a retention rule and erases a key. The storage is an embedded S3 server, or a folder
+    without the extra "demo". With --storage the demo uses a new prefix of that storage, and deletes it afterwards
+    unless you pass --keep. Exit code 1 means that an entry is lost or an answer is wrong.
 
-    With --serve nothing is killed: the service follows the store and answers over HTTP and RocketMQ's protocol, on this
-    host alone, from a storage that is a folder.
+    With --serve nothing is killed. The service follows the store, and answers over HTTP and RocketMQ's protocol, on
+    this host only. Its storage is a folder.
 
     [bold]Examples[/bold]
 

@@ -228,11 +228,10 @@ def demo(
     records: int = Option(200_000, min=2_000, help="Records of the topics."),
     lookups: int = Option(200, min=1, help="Lookups by each kind of key."),
 ) -> int:
-    """Show Kafka beside the engine: topics are followed, and the follower is killed. Every record is found again, also
-    after the brokers have deleted it.
+    """Follow topics of Kafka, kill the follower, and find every record again, also once the brokers have deleted it.
 
-    The broker is a mock cluster in a process of its own. The storage is an embedded S3 server unless --storage names
-    another one. Exit code 1 where a record is lost or doubled, or an answer is wrong.
+    The broker is a mock cluster in a separate process. The storage is an embedded S3 server, or the one of --storage.
+    Exit code 1 means that a record is lost or doubled, or that an answer is wrong.
 
     [bold]Examples[/bold]
 

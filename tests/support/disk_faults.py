@@ -127,11 +127,11 @@ class FaultDisk(Faults[_Script], Disk):
         self.struck = 0
         # Whether a crash has occurred.
         self.crashed = False
-        self._synced: list[bytearray] = []  # durable bytes by a unique number, because inode numbers are reused
-        self._numbers: dict[int, int] = {}  # inode number -> unique number of the newest file with it
-        self._durable: dict[Path, int] = {}  # durable names and their unique numbers
-        self._pending: list[_Write | _NameChange] = []  # in order
-        self._dropped = False  # whether a failed sync has left bytes that no later sync writes
+        self._synced: list[bytearray] = []  # Durable bytes by a unique number, because inode numbers are reused.
+        self._numbers: dict[int, int] = {}  # Inode number -> unique number of the newest file with it.
+        self._durable: dict[Path, int] = {}  # Durable names and their unique numbers.
+        self._pending: list[_Write | _NameChange] = []  # In order.
+        self._dropped = False  # Whether a failed sync has left bytes that no later sync writes.
 
     # Scripts
 

@@ -1,4 +1,4 @@
-"""Finds sentences that are hard to read: long ones, words of a private dialect, and what proselint knows.
+"""Finds sentences that are hard to read: long ones, words of a private dialect, and the findings of proselint.
 
 python -m tests.support.prose FOLDER|FILE ...     prints the faults of docstrings, comments, messages and pages
 python -m tests.support.prose --warnings          prints the pages with most sentences in the passive voice

@@ -42,8 +42,8 @@ def cold_peers(
     """Look keys up in object storage: by this index, SlateDB, Lance, pyarrow and DuckDB, over one S3 server.
 
     The server runs here, counts requests, and delays each by 30 ms. All stores get the same entries. Every answer is
-    checked, and a wrong one ends the run. A store whose package is not installed is named and left out. Default: 5 and
-    20 million entries.
+    checked, and a wrong one ends the run. A store without its package is named and left out. Default: 5 and 20 million
+    entries.
 
     [bold]Examples[/bold]
 
