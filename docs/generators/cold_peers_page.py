@@ -1,7 +1,6 @@
-"""Rewrites the measured parts of docs/comparison.md on object storage, from a document of `python -m tests.benchmarks
-cold-peers`.
+"""Rewrites the measured parts of docs/comparison.md on object storage.
 
-The option `--page` of that program calls it.
+The option `--page` of `python -m tests.benchmarks cold-peers` calls it with a document of that program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Puts measured tables into pages. It replaces the text between ``<!-- measured: NAME -->`` and the next ``<!-- end
--->``.
-"""
+"""Puts measured tables into pages: between ``<!-- measured: NAME -->`` and the next ``<!-- end -->``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Rewrites the measured parts of docs/comparison.md, and its plots, from a document of `python -m
-tests.benchmarks.peers`.
+"""Rewrites the measured parts of docs/comparison.md, and its plots.
 
-The option `--page` of that program calls it.
+The option `--page` of `python -m tests.benchmarks.peers` calls it with a document of that program.
 """
 
 from __future__ import annotations

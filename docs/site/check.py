@@ -22,7 +22,7 @@ WORD, PAGE_OF_WORD = "BackPressure", "troubleshooting"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and writes no line for each, nor for a browser that left early."""
+    """Serves files. It writes no line per file, and none for a browser that left early."""
 
     def handle(self) -> None:
         """Answer the requests of a connection."""
