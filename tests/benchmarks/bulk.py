@@ -166,10 +166,9 @@ def taken(begun: float, watch: ProcessWatch) -> dict[str, Any]:
 
 
 def check_answers(spark: SparkSession, answers: str, batch: KeyBatch, storage: str, sample: int = _SAMPLE) -> int:
-    """Compare all written answers with the messages, and a random sample with a reader's. Return the answers in the
-    sample.
+    """Compare all written answers with the messages, and a random sample with a reader's.
 
-    Raises `RuntimeError` if they differ.
+    Returns the number of answers in the sample. Raises `RuntimeError` if answers differ.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 

@@ -87,7 +87,7 @@ def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
 
 
 def _fingerprint_table(keys: int) -> Table:
-    """Return the false matches in a file of `keys` keys beside their expected number, in 24 bytes of memory a key.
+    """Return the false matches in a file of `keys` keys, and their expected number. Memory: 24 bytes per key.
 
     It hashes all keys of the file, and looks up a twentieth as many absent keys in the sorted hashes. A hash has 31
     bits, a fingerprint 32. Pairs with equal hash and equal fingerprint are too rare to count. So it also counts the

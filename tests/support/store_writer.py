@@ -72,7 +72,7 @@ def write_sized(disk: Disk, path: Path, size_bytes: int, data: bytes | bytearray
 
 @dataclass(slots=True)
 class QueueWriter:
-    """The queue in `folder`, with `entries_per_file` entries a file."""
+    """The queue in `folder`, with `entries_per_file` entries per file."""
 
     folder: Path
     entries_per_file: int

@@ -356,7 +356,7 @@ class _Run:
                 reader.tell(json.dumps({"task": "seen", "key": f"key {number}", "timeout_s": 60}))
                 put_s = writer.ask(key=f"key {number}")["at_s"]
                 waits.append(reader.answer()["at_s"] - put_s)
-                # one entry a second, and a lookup every 10 ms
+                # one entry per second, and a lookup every 10 ms
                 reader.ask(task="seen", key="no key", timeout_s=max(0, 1 - waits[-1]), absent=True)
             usd = self.server.counts().usd / (time.monotonic() - began_s) * _DAY_S
         return {"fresh": waits, "fresh USD": [usd]}
