@@ -39,6 +39,7 @@ class IndexSettings(TypedDict, total=False):
     lease_ttl_s: float | None
     lifecycle_interval_s: float | None
     refresh_interval_s: float | None
+    source_timeout_s: float | None
     checkpoint_every: int | None
     background: bool | None
     raise_file_limit: bool | None

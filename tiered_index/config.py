@@ -206,6 +206,13 @@ class IndexConfig:
     refresh_interval_s: float = setting(
         30.0, ge=0, le=_LONGEST_WAIT_S, description="Time between two reads of the storage's log, for new files"
     )
+    source_timeout_s: float = setting(
+        5.0,
+        gt=0,
+        le=_LONGEST_WAIT_S,
+        description="A reader of several indexes waits this long for each of them. Then lookups report the index in "
+        "`failed` and no longer wait for it, until it answers a request in the background",
+    )
     checkpoint_every: int | None = setting(
         None, gt=0, le=MOST, description="Log records from one checkpoint to the next. None: 1"
     )

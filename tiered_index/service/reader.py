@@ -8,12 +8,13 @@ opened and refreshed in parallel.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
+    BudgetExceeded,
     ConfigError,
     CorruptFile,
     IndexClosed,
@@ -29,8 +31,9 @@ from tiered_index.errors import (
     NotAnIndex,
     SchemaMismatch,
     StorageError,
+    StorageUnavailable,
+    TieredIndexError,
 )
-from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
 from tiered_index.service.catalog.catalog import Catalog, Handle
@@ -45,10 +48,11 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups, config_of
 from tiered_index.service.lookup.query import Logs, QueryEngine
-from tiered_index.service.lookup.scan import Files
-from tiered_index.service.reading.parts import ReaderParts, SourcedFile, sourced_schema
-from tiered_index.service.reading.prefix import Prefix, children
-from tiered_index.service.reading.refreshed import Refreshed
+from tiered_index.service.lookup.scan import Files, Indexes
+from tiered_index.service.reading.parts import ReaderParts, SourcedFile, hand_over, sourced_schema
+from tiered_index.service.reading.prefix import Children
+from tiered_index.service.reading.refreshed import Reading, Refreshed
+from tiered_index.service.reading.unopened import Openings, Unopened, close_view
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
 from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
@@ -60,6 +64,29 @@ from tiered_index.types import ItemT, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
+
+
+class _Indexes(Indexes):
+    """The indexes that a reader of several has at the time of each access."""
+
+    def __init__(self, views: Callable[[], Sequence[IndexView]], patience_s: float) -> None:
+        self._views, self._patience_s = views, patience_s
+
+    @property
+    def patience_s(self) -> float:
+        """As `Indexes.patience_s`."""
+        return self._patience_s
+
+    def __len__(self) -> int:
+        return len(self._views())
+
+    def away(self, source: str) -> StorageUnavailable | None:
+        """As `Indexes.away`."""
+        return next((view.away for view in self._views() if view.storage.uri == source), None)
+
+    def leave(self, source: str) -> StorageUnavailable:
+        """As `Indexes.leave`."""
+        return next(view for view in self._views() if view.storage.uri == source).leave()
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
@@ -116,7 +143,7 @@ class IndexReader(Lookups[ItemT]):
     def _open(self, storage: Storage | None) -> None:
         config, storages = self.config, self._storages
         self._shared: Storage | None = None
-        self._prefix: Prefix | None = None
+        self._unopened: Unopened | None = None
         self._growing = threading.Lock()
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
@@ -129,8 +156,11 @@ class IndexReader(Lookups[ItemT]):
             if storages is None:
                 self._views = self._open_views(storage, undo)
             else:
-                opening = [(uri, partial(self._open_view, config.changed(storage=uri), None)) for uri in storages]
-                self._views = self._opened(opening, undo)
+                patience_s = config.source_timeout_s
+                opening = [
+                    (uri, partial(self._open_view, config.changed(storage=uri), None, patience_s)) for uri in storages
+                ]
+                self._views = self._open_several(f"the list of {len(opening)} indexes", lambda: opening, undo)
             self._schema = _common_schema(self._views)
             names = {view.number: view.storage.uri for view in self._views}
             if len(names) < len(self._views):
@@ -149,11 +179,9 @@ class IndexReader(Lookups[ItemT]):
                 config.query_threads,
                 self._prices,
                 names if self._several else None,
+                _Indexes(lambda: self._views, config.source_timeout_s) if self._several else None,
                 self._logs,
             )
-            if self._shared is not None:
-                found = {view.storage.uri for view in self._views}
-                self._prefix = Prefix(self._shared, config, self._clock, self._adopt, found)
             undo.pop_all()
         # last, because it marks a complete opening in this process
         self._pid = os.getpid()
@@ -175,7 +203,8 @@ class IndexReader(Lookups[ItemT]):
         """Open an index by its storage URI, by a writer's root, or by both.
 
         A list of URIs, or a prefix above several indexes, is read as one index. A prefix is listed one level deep, at
-        opening and at each refresh. The bounds of the caches apply to all indexes together.
+        opening and at each refresh. The bounds of the caches apply to all indexes together. If one index answers, the
+        reader opens. Lookups report the others in `failed`, and each refresh tries to open them again.
 
         `timeout_s` bounds the opening in seconds; without it the time-outs of the storages apply. `item_type` is the
         class of the entries. `settings` are fields of `IndexConfig` by name, such as `cache_dir="/data/cache"`;
@@ -214,28 +243,34 @@ class IndexReader(Lookups[ItemT]):
     def refresh(self) -> LogState:
         """Read new log records. Return the state of the log; for several indexes that of the first."""
         self._check_open()
-        views = self._views
-        if len(views) == 1 and self._prefix is None:
-            return views[0].refresh()
+        if not self._several:
+            return self._views[0].refresh()
         # all are read, even if one fails
-        calls: list[Callable[[], object]] = [one.refresh for one in self._refreshed()]
-        readings = self._parts.begin_all(self._parts.begin, calls)
-        wait(readings)
-        for reading in readings:
-            reading.result()
-        return views[0].log_state
+        left_s = remaining_s()
+        until_s = None if left_s is None else time.monotonic() + left_s
+        readings = [(one, one.new_refresh(self._parts.begin_or_run)) for one in self._refreshed()]
+        errors: list[Exception] = []
+        for one, reading in readings:
+            try:
+                if not one.wait(reading, until_s):
+                    errors.append(one.away or BudgetExceeded(f"timeout_s was reached while reading {one.name}"))
+            except Exception as error:  # noqa: BLE001 - the first one is raised
+                errors.append(error)
+        for first in errors:
+            raise first
+        return self._views[0].log_state
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, local files in their current state."""
         self._check_process()
-        handles = [] if self._prefix is None else self._prefix.problems(self._clock.monotonic_s())
+        handles = [] if self._unopened is None else self._unopened.problems(self._clock.monotonic_s())
         handles += [handle for view in self._views for handle in view.all_handles()]
         self._check_open()
         return sorted(handles, key=lambda handle: (handle.sequence, handle.file_id))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The URIs of the indexes. Below a prefix more may appear later."""
+        """The URIs of the indexes that are open. More may appear later: below a prefix, or that did not answer."""
         return tuple([view.storage.uri for view in self._views])
 
     def writers(self) -> dict[str, Writer | None]:
@@ -305,6 +340,8 @@ class IndexReader(Lookups[ItemT]):
         with contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
+            if self._unopened is not None:
+                each.callback(self._unopened.close, until_s)
             for view in self._views:
                 each.callback(view.close)
             each.callback(self._parts.close, until_s)
@@ -334,24 +371,72 @@ class IndexReader(Lookups[ItemT]):
             return (view,)
         shared = backend or config.open_storage()
         undo.callback(shared.close)
+        opening = (f"opening {shared.uri}: its log was not read by then", partial(self._open_view, config, shared))
         try:
-            return self._opened([(shared.uri, partial(self._open_view, config, shared))], undo)
+            [view] = self._parts.in_time([opening], close_view)
+            undo.callback(view.close)
+            return (view,)
         except NotAnIndex as error:
-            [below] = self._parts.in_time([(f"listing the objects below {shared.uri}", partial(children, shared))])
-            views = self._opened([(child.uri, partial(self._open_child, child)) for child in below], undo)
+            self._shared = shared
+            open_view = partial(self._open_view, config, patience_s=config.source_timeout_s)
+            views = self._open_several(shared.uri, Children(shared, config.prices, open_view), undo)
             if not views:
                 raise NotAnIndex(f"{error}, and no index is directly below it: check the URI") from None
-        self._shared = shared
-        return views
+            return views
 
-    def _open_view(self, config: IndexConfig, backend: Storage | None) -> IndexView:
-        return IndexView(config, self._clock, backend, self._parts, with_writer=self._with_writers)
+    def _open_view(self, config: IndexConfig, backend: Storage | None, patience_s: float = math.inf) -> IndexView:
+        return IndexView(
+            config, self._clock, backend, self._parts, with_writer=self._with_writers, patience_s=patience_s
+        )
 
-    def _adopt(self, child: Storage) -> bool:
-        """Include the index of a child from now on. Return false if it has none. Raises the errors of opening it."""
-        view = self._open_child(child)
-        if view is None:
-            return False
+    def _open_several(self, name: str, openings: Openings, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
+        """Open indexes in parallel. If one of them answers, those that do not are opened later.
+
+        Raises the first error if none can be opened, and any error that another try can't mend.
+        """
+        [found] = self._parts.in_time([(f"listing the objects below {name}", lambda: list(openings()))])
+        begun = self._parts.begin_all(self._parts.begin, [open_view for _, open_view in found])
+        late: dict[str, Future[IndexView | None]] = {}
+        errors: dict[str, TieredIndexError] = {}
+        views: dict[str, IndexView] = {}
+        try:
+            self._wait_for_first(begun)
+            for (uri, _), opening in zip(found, begun, strict=True):
+                try:
+                    if not opening.done():
+                        late[uri] = opening
+                    elif (view := opening.result()) is not None:
+                        views[uri] = view
+                except (StorageError, CorruptFile) as error:
+                    errors[uri] = error
+            if not views:
+                for first in errors.values():
+                    raise first
+                for uri in late:
+                    raise BudgetExceeded(f"timeout_s was reached while opening {uri}: its log was not read by then")
+        except BaseException:  # also an interrupted wait
+            for opening in begun:
+                if not opening.cancel():
+                    opening.add_done_callback(partial(hand_over, close_view))
+            raise
+        for view in views.values():
+            undo.callback(view.close)
+        if late or errors or self._storages is None:
+            self._unopened = Unopened(name, self.config, self._clock, openings, self._adopt, {*views}, late, errors)
+            undo.callback(self._unopened.close)
+        return tuple(views.values())
+
+    def _wait_for_first(self, openings: Sequence[Future[IndexView | None]]) -> None:
+        """Wait for all openings for `source_timeout_s` or half of the time left; then until one is open."""
+        left_s = remaining_s()
+        waiting = wait(openings, min(self.config.source_timeout_s, math.inf if left_s is None else left_s / 2)).not_done
+        while waiting and not any(one.done() and one.exception() is None and one.result() for one in openings):
+            before, waiting = waiting, wait(waiting, remaining_s(), FIRST_COMPLETED).not_done
+            if before == waiting:
+                return
+
+    def _adopt(self, view: IndexView) -> None:
+        """Include an index from now on. Raises `SchemaMismatch`, `ConfigError`."""
         try:
             _common_schema((*self._views, view))
             with self._growing:
@@ -369,35 +454,6 @@ class IndexReader(Lookups[ItemT]):
         except BaseException:
             view.close()
             raise
-        return True
-
-    def _open_child(self, child: Storage) -> IndexView | None:
-        """Return the view of an index below a prefix; None: no index. Raises `CorruptFile` if its log is missing."""
-        try:
-            return self._open_view(self.config, child)
-        except NotAnIndex:
-            # a writer claims an epoch before it publishes anything, so an epoch without a log shows a lost log
-            if next(iter(child.list(epoch_name(1))), None) is not None:
-                with contextlib.suppress(NotAnIndex):  # a writer may have created it in between
-                    return self._open_view(self.config, child)
-                raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "belongs to an index without a log") from None
-            return None
-
-    def _opened(
-        self, opening: Sequence[tuple[str, Callable[[], IndexView | None]]], undo: contextlib.ExitStack
-    ) -> tuple[IndexView, ...]:
-        """Run the calls in parallel, within the deadline. Return their views, which `undo` closes."""
-
-        def close(view: IndexView | None) -> None:
-            if view is not None:
-                view.close()
-
-        calls = [(f"opening {what}: its log was not read by then", call) for what, call in opening]
-        opened = self._parts.in_time(calls, close)
-        views = tuple(view for view in opened if view is not None)
-        for view in views:
-            undo.callback(view.close)
-        return views
 
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
         if self._pid == os.getpid() or self._closed:
@@ -439,7 +495,7 @@ class IndexReader(Lookups[ItemT]):
         return self._files(begun_s)
 
     def _refreshed(self) -> Sequence[Refreshed]:
-        return self._views if self._prefix is None else (*self._views, self._prefix)
+        return self._views if self._unopened is None else (*self._views, self._unopened)
 
     def _begin(self) -> Files:
         """Run due refreshes in parallel.
@@ -452,7 +508,7 @@ class IndexReader(Lookups[ItemT]):
         own: set[Refreshed] = set()
         # twice, because a refresh of another thread may have begun before this lookup
         for _ in range(2):
-            waited: list[Future[None]] = []
+            waited: list[tuple[Refreshed, Reading]] = []
             for one in self._refreshed():
                 try:
                     found = None if one in own else one.due_refresh(begun_s, self._parts.begin)
@@ -462,20 +518,20 @@ class IndexReader(Lookups[ItemT]):
                     if until_s is None:
                         one.refresh_due()
                     continue
-                if found is not None:
+                # a refresh of an index that is away continues in the background
+                if found is not None and one.away is None:
                     refresh, is_own = found
                     if is_own:
                         own.add(one)
                     if is_own or until_s is None or one.fails(begun_s):
-                        waited.append(refresh)
-            ended, _ = wait(waited, None if until_s is None else max(0.0, until_s - time.monotonic()))
-            for refresh in ended:
-                refresh.result()
+                        waited.append((one, refresh))
+            for one, refresh in waited:
+                one.wait(refresh, until_s)
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:
         # before the views, so that an index is in at least one of both
-        unopened = [] if self._prefix is None else self._prefix.problems(begun_s)
+        unopened = [] if self._unopened is None else self._unopened.problems(begun_s)
         views = self._views
         # before the handles, which may then be of a later state of the log, never of an earlier one
         freshness = tuple([view.freshness for view in views if view.freshness is not None])
@@ -488,7 +544,7 @@ class IndexReader(Lookups[ItemT]):
             found = views[0].handles(second_min, second_max, begun_s)
         else:
             found = [
-                SourcedFile(handle, view.storage.uri, view.number, self._schema, self._sourced)
+                SourcedFile(handle, view, view.number, self._schema, self._sourced)
                 for view in views
                 for handle in view.handles(second_min, second_max, begun_s)
             ]

@@ -304,7 +304,7 @@ PATHS = [(each.name,) for each in fields(IndexConfig) if each.name not in TABLES
 PATHS += [(table, name) for table, names in TABLES.items() for name in names]
 VALUES = [math.nan, math.inf, -math.inf, 1e300, 10**30, -1, True, "", None]
 # The greatest values. An index of so many slots or items is too large for a test.
-PAUSES = "flush_interval_s compact_timeout_s lease_ttl_s lifecycle_interval_s refresh_interval_s"
+PAUSES = "flush_interval_s compact_timeout_s lease_ttl_s lifecycle_interval_s refresh_interval_s source_timeout_s"
 SIZES = "buffer_max disk_max local_keep coalesce_gap block_cache directory_cache cache_max"
 GREATEST = {
     **dict.fromkeys(PAUSES.split(), 1e9),

@@ -35,6 +35,7 @@ from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.summary import decode
 from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
+from tiered_index.service.threads.share import Share, share_of
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import RequestContext, active_context, check_deadline, remaining_s
 
@@ -142,7 +143,14 @@ class RangeReadPool(DaemonPool):
 
     def __init__(self, ranges: int) -> None:
         super().__init__(ranges, "tiered-index-ranges")
+        self._ranges = ranges
         self._places = threading.BoundedSemaphore(ranges)
+        self._shares = 0
+
+    def share(self) -> RangeShare:
+        """Return a share for one of the indexes that use this pool."""
+        self._shares += 1
+        return RangeShare(self, lambda: share_of(self._ranges, self._shares))
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
@@ -153,6 +161,31 @@ class RangeReadPool(DaemonPool):
             yield
         finally:
             self._places.release()
+
+
+class RangeShare(Share):
+    """The threads and places of a `RangeReadPool` that one index may use."""
+
+    def __init__(self, pool: RangeReadPool, most: Callable[[], int]) -> None:
+        super().__init__(pool, most)
+        self._ranges = pool
+        self._free = threading.Condition()
+        self._used = 0
+
+    @contextlib.contextmanager
+    def place(self, name: str) -> Iterator[None]:
+        """As `RangeReadPool.place`."""
+        with self._free:
+            if not self._free.wait_for(lambda: self._used < self._most(), remaining_s()):
+                raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
+            self._used += 1
+        try:
+            with self._ranges.place(name):
+                yield
+        finally:
+            with self._free:
+                self._used -= 1
+                self._free.notify()
 
 
 class ColdPath:
@@ -170,7 +203,7 @@ class ColdPath:
         settings: ColdSettings | None = None,
         folder: CacheFolder | None = None,
         caches: Caches | None = None,
-        range_reads: RangeReadPool | None = None,
+        range_reads: RangeShare | None = None,
         index_id: str = "",
     ) -> None:
         self.storage = storage
@@ -181,8 +214,11 @@ class ColdPath:
         self._own_caches = caches is None
         self.caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
         self.filters = Filters(folder, self.caches.filters, index_id, self.settings.filter_after_probes)
-        self._own_range_reads = range_reads is None
-        self._range_reads = range_reads or RangeReadPool(self.settings.query_threads)
+        self._own_pool: RangeReadPool | None = None
+        if range_reads is None:
+            self._own_pool = RangeReadPool(self.settings.query_threads)
+            range_reads = self._own_pool.share()
+        self._range_reads = range_reads
         self._fetches: dict[str, Future[Trailer]] = {}
         self._closed = False
         # the name of a summary to read, and a function that returns the objects that the log names
@@ -419,8 +455,8 @@ class ColdPath:
         """Release threads and memory. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
         self._background.close(until_s)
-        if self._own_range_reads:
-            self._range_reads.close(until_s)
+        if self._own_pool is not None:
+            self._own_pool.close(until_s)
         if self._own_caches:
             self.caches.clear()
 

@@ -45,7 +45,7 @@ from tiered_index.service.cold.path import MissingObject
 from tiered_index.service.files.view import About, BatchNotes, LocalView, Noted, Partly, reports_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
-from tiered_index.service.lookup.scan import FileNote, FileReader, LookupRun, Scan
+from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -126,19 +126,20 @@ NO_LOGS = Logs()
 
 @dataclass(eq=False)
 class QueryEngine:
-    """Runs lookups over handles of one index, or of several (`sources`: names by number). Any thread."""
+    """Runs lookups over handles of one index, or of several `indexes` (`sources`: names by number). Any thread."""
 
     schema: Schema
     item_type: type[IndexItem]
     threads: int
     prices: PriceTable
     sources: Mapping[int, str] | None = None
+    indexes: Indexes | None = None
     # called after the handles are read, so that its state is not earlier than theirs
     logs: Callable[[], Logs] = lambda: NO_LOGS
 
     def __post_init__(self) -> None:
         self.form = AnswerForm(self.schema, self.item_type, self.sources)
-        self._files = FileReader(self.threads, self.prices)
+        self._files = FileReader(self.threads, self.prices, self.indexes)
         # number of entries that lookups folded although their content differs, counted for each lookup
         self.folded = 0
         self._counted: Counter[tuple[str, str]] = Counter()

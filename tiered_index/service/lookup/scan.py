@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tiered_index.errors import (
     BudgetExceeded,
@@ -33,6 +33,7 @@ from tiered_index.service.files.view import Viewed
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK
 from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
+from tiered_index.service.threads.share import Share, share_of
 from tiered_index.storage.context import RequestContext, active_context, request_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
@@ -72,6 +73,22 @@ class Files(NamedTuple):
     def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
         """Return the freshness of an answer from `found`, a result of `handles`."""
         return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
+
+
+class Indexes(Protocol):
+    """The indexes that lookups read as one, by the `source` of their files."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a lookup waits for a request to one index."""
+
+    def __len__(self) -> int: ...
+
+    def away(self, source: str) -> StorageUnavailable | None:
+        """Return the error of an index that does not answer; None: it answers."""
+
+    def leave(self, source: str) -> StorageUnavailable:
+        """Report an index as away. Return the error."""
 
 
 @dataclass(slots=True)
@@ -149,6 +166,17 @@ class _Search:
         self.started = time.perf_counter()
         self.matched: int | None = None
         self._ended = False
+        # requests and bytes at the last change, and its time
+        self._seen: tuple[int, int] | None = None
+        self._changed = self.started
+
+    def idle_s(self) -> float:
+        """Return how long this search has sent no request and got no response; 0: it has not begun."""
+        now, usage = time.perf_counter(), self.usage
+        seen = None if usage is None else (usage.requests, usage.bytes_read)
+        if seen is None or seen != self._seen:
+            self._seen, self._changed = seen, now
+        return now - self._changed
 
     def count(self, usage: Usage) -> None:
         """Count the requests with `usage`, which refuses them after the search has ended."""
@@ -228,11 +256,17 @@ class _Pace:
 
 
 class FileReader:
-    """Scans files, with a bounded number of parallel searches in the storage. One per index; any thread."""
+    """Scans files, with a bounded number of parallel searches in the storage. Any thread.
 
-    def __init__(self, threads: int, prices: PriceTable) -> None:
+    Of several `indexes`, each has a share of the threads. A search that gets no response within their `patience_s`
+    fails, and its index is away from then on.
+    """
+
+    def __init__(self, threads: int, prices: PriceTable, indexes: Indexes | None = None) -> None:
         self._threads = threads
         self._prices = prices
+        self._indexes = indexes
+        self._shares: dict[str, Share] = {}
         self._pool = DaemonPool(threads, "tiered-index-query")
         self._closed = False
 
@@ -271,8 +305,8 @@ class FileReader:
                     continue
                 elif not handle.is_local and (excluded := (pace := pace or _Pace(scan, ordered)).excluded(place)):
                     scan.note(handle, f"skipped_{excluded}", handle.place)
-                elif not timed and (handle.is_local or (handle is ordered[-1] and not searching)):
-                    # the only stored file, so no thread is needed
+                elif not timed and (handle.is_local or (handle is ordered[-1] and not searching and not self._indexes)):
+                    # the only stored file of the only index, so no thread is needed
                     self._search(_Search(run, scan, handle))
                 else:
                     pace = pace or _Pace(scan, ordered)
@@ -312,7 +346,7 @@ class FileReader:
             search.end_late()
         else:
             try:
-                future = self._pool.submit(self._search_needed, search)
+                future = self._pool_of(search.handle.source).submit(self._search_needed, search)
             except NoThread as error:
                 if run.is_timed:
                     search.end("failed", error=error)
@@ -326,21 +360,63 @@ class FileReader:
     def _collect(self, run: LookupRun, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
         """Wait until a search ends, and return all that have ended. If the time is up, end all and return none."""
         ended: list[_Search] = []
-        assert scan.done is not None
-        try:
-            # a queue, because `wait` takes the locks of all futures each time
-            future = scan.done.get(timeout=run.remaining_s())
-            while True:
-                future.result()
-                ended.append(searching.pop(future))
-                future = scan.done.get_nowait()
-        except queue.Empty:
-            pass
-        if not ended:
-            for search in searching.values():
-                search.end_late()
-            searching.clear()
+        while searching and not ended:
+            left_s, wait_s = run.remaining_s(), self._wait_s
+            if left_s is not None:
+                wait_s = left_s if wait_s is None else min(left_s, wait_s)
+            ended = self._ended(scan, searching, wait_s)
+            if not ended and left_s is not None and run.remaining_s() == 0:
+                for search in searching.values():
+                    search.end_late()
+                searching.clear()
+            elif not ended:
+                ended = self._left(searching)
         return ended
+
+    def _ended(self, scan: Scan, searching: dict[Future[None], _Search], wait_s: float | None) -> list[_Search]:
+        """Wait until a search ends, and return all that have ended."""
+        ended: list[_Search] = []
+        assert scan.done is not None
+        with contextlib.suppress(queue.Empty):
+            # a queue, because `wait` takes the locks of all futures each time
+            future = scan.done.get(timeout=wait_s)
+            while True:
+                # not those that were left, because their index does not answer
+                if future in searching:
+                    future.result()
+                    ended.append(searching.pop(future))
+                future = scan.done.get_nowait()
+        return ended
+
+    @property
+    def _wait_s(self) -> float | None:
+        """How long to wait before the next look for indexes that do not answer; None: no look."""
+        return None if self._indexes is None else self._indexes.patience_s / 4
+
+    def _left(self, searching: dict[Future[None], _Search]) -> list[_Search]:
+        """End the searches in indexes that do not answer, and return them."""
+        ended: list[_Search] = []
+        indexes = self._indexes
+        if indexes is None:
+            return ended
+        for future, search in list(searching.items()):
+            if (source := search.handle.source) is None:
+                continue
+            error = indexes.away(source)
+            if error is None and search.idle_s() >= indexes.patience_s:
+                error = indexes.leave(source)
+            if error is not None:
+                future.cancel()
+                search.end("failed", error=error)
+                ended.append(searching.pop(future))
+        return ended
+
+    def _pool_of(self, source: str | None) -> DaemonPool | Share:
+        """Return the threads that may search the files of an index."""
+        indexes = self._indexes
+        if source is None or indexes is None:
+            return self._pool
+        return self._shares.setdefault(source, Share(self._pool, lambda: share_of(self._threads, len(indexes))))
 
     def _search_needed(self, search: _Search) -> None:
         """Search a file, in a thread of the pool, unless it is no longer needed."""

@@ -24,6 +24,7 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
+from tiered_index.service.reading.refreshed import Refreshed
 from tiered_index.service.threads import DaemonPool, NoThread
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
@@ -43,6 +44,10 @@ class ReaderParts:
         """Read a log in another thread, without the lookup's deadline. Raises as `DaemonPool.submit`."""
         with active_context().without_deadline().active():
             return self.threads.submit(read)
+
+    def begin_or_run(self, read: Callable[[], T]) -> Future[T]:
+        """As `begin`; in the caller's thread if no thread can be started."""
+        return self.begin_all(self.begin, [read])[0]
 
     def begin_all(
         self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
@@ -112,14 +117,15 @@ def sourced_schema(schema: Schema) -> Schema:
 
 
 class SourcedFile:
-    """A file of one of several indexes: `schema` is the schema of the index, `sourced` that of the rows it returns."""
+    """A file of `index`, one of several: `schema` is that of the index, `sourced` that of the rows it returns."""
 
-    def __init__(self, handle: Handle, source: str, number: int, schema: Schema, sourced: Schema) -> None:
+    def __init__(self, handle: Handle, index: Refreshed, number: int, schema: Schema, sourced: Schema) -> None:
         self._handle = handle
+        self._index = index
         self._number = number
         self._schema = schema
         self._row = sourced.row
-        self.source: str | None = source
+        self.source: str | None = index.name
         self.file_id = handle.file_id
         self.place = handle.place
         self.second_min = handle.second_min
@@ -140,7 +146,8 @@ class SourcedFile:
         return self._handle.known_topics
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """As `Handle.search`, with sourced rows."""
+        """As `Handle.search`, with sourced rows. Raises the error of an index that is away."""
+        self._check_there()
         after = lookup.after
         if after is not None:
             *place, last = after
@@ -151,9 +158,14 @@ class SourcedFile:
         return self._sourced(self._handle.search(lookup._replace(after=after)))
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """As `Handle.search_many`, with sourced rows."""
+        """As `Handle.search_many`, with sourced rows. Raises the error of an index that is away."""
+        self._check_there()
         found = self._handle.search_many(batch)
         return replace(found, rows=self._sourced(found.rows)) if len(found.rows) else found
+
+    def _check_there(self) -> None:
+        if (away := self._index.away) is not None:
+            raise away
 
     def _sourced(self, rows: Array) -> Array:
         if not len(rows):

@@ -2,19 +2,25 @@
 
 After a failed refresh, lookups fail until a later one succeeds. They also fail if the last refresh is too old. A lookup
 never fails because of a refresh that began before the lookup: it waits for a later one.
+
+A reader of several indexes waits for each of them only `patience_s`. A storage that takes longer is *away*: lookups
+report that at once, until a refresh in the background succeeds.
 Threads: every method from any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from typing import NamedTuple, TypeAlias
 
 from tiered_index.clock import Clock
-from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, TieredIndexError
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.storage.context import active_context
@@ -26,17 +32,37 @@ _RETRY_S = 1.0
 # a refresh may be late by this time or by the interval, whichever is longer; after that no answer is complete
 _OVERDUE_S = 30.0
 
+Begin: TypeAlias = Callable[[Callable[[], object]], Future[object]]
+"""Runs a call in another thread."""
+
+
+class Reading(NamedTuple):
+    """A refresh, and when it began (`time.monotonic()`)."""
+
+    ends: Future[object]
+    begun_s: float
+
 
 class Refreshed(ABC):
-    """Base of states that are refreshed before lookups."""
+    """Base of states that are refreshed before lookups.
 
-    def __init__(self, clock: Clock, interval_s: float, prices: PriceTable) -> None:
+    `name` is that of the storage in errors. `away` has the error of a storage that took longer than `patience_s`.
+    """
+
+    def __init__(
+        self, name: str, clock: Clock, interval_s: float, prices: PriceTable, patience_s: float = math.inf
+    ) -> None:
+        self.name = name
+        self.patience_s = patience_s
+        self.away: StorageUnavailable | None = None
         self._clock = clock
         self._interval_s = interval_s
         self._prices = prices
         self._beginning = threading.Lock()
         # the newest refresh; None: none yet
-        self._refresh: Future[None] | None = None
+        self._refresh: Reading | None = None
+        # the newest one that a caller asked for
+        self._asked: Reading | None = None
         self._error: TieredIndexError | None = None
         # when the refresh began that ended with the error
         self._failed_s = clock.monotonic_s()
@@ -47,9 +73,7 @@ class Refreshed(ABC):
     def refresh(self) -> object:
         """Read what is new, then call `_refreshed_from`."""
 
-    def due_refresh(
-        self, begun_s: float, begin: Callable[[Callable[[], None]], Future[None]]
-    ) -> tuple[Future[None], bool] | None:
+    def due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading, bool] | None:
         """Return the refresh that a lookup begun at `begun_s` needs, and whether this call began it; None: none is due.
 
         `begin` runs a call in another thread. Raises as `begin`.
@@ -57,15 +81,42 @@ class Refreshed(ABC):
         # on one line, as in `synchronized`
         with self._beginning: return self._due_refresh(begun_s, begin)  # noqa: E701  # fmt: skip
 
-    def _due_refresh(
-        self, begun_s: float, begin: Callable[[Callable[[], None]], Future[None]]
-    ) -> tuple[Future[None], bool] | None:
+    def _due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading, bool] | None:
         if not self._is_due(begun_s):
             return None
-        is_new = self._refresh is None or self._refresh.done()
+        is_new = self._refresh is None or self._refresh.ends.done()
         if self._refresh is None or is_new:
-            self._refresh = begin(self.refresh_due)
+            self._refresh = Reading(begin(self.refresh_due), time.monotonic())
         return self._refresh, is_new
+
+    def new_refresh(self, begin: Begin) -> Reading:
+        """Begin a refresh that raises its error. While the storage is away, one is under way at most."""
+        with self._beginning:
+            if self.away is None or self._asked is None or self._asked.ends.done():
+                self._asked = Reading(begin(self.refresh), time.monotonic())
+            return self._asked
+
+    def wait(self, reading: Reading, until_s: float | None = None) -> bool:
+        """Wait for a refresh until `until_s` (`time.monotonic()`). Return whether it ended, or raise its error.
+
+        If it takes longer than `patience_s`, the storage is away from then on.
+        """
+        patience_ends_s = reading.begun_s + self.patience_s
+        ends_s = patience_ends_s if until_s is None else min(patience_ends_s, until_s)
+        if wait([reading.ends], None if math.isinf(ends_s) else max(0.0, ends_s - time.monotonic())).done:
+            reading.ends.result()
+            return True
+        if time.monotonic() >= patience_ends_s:
+            self.leave()
+        return False
+
+    def leave(self) -> StorageUnavailable:
+        """Report the storage as away from now on, until a refresh succeeds. Return the error."""
+        error = StorageUnavailable(f"{self.name} did not answer within {self.patience_s:g} s")
+        if self.away is None:
+            self._failed(error, self._clock.monotonic_s())
+            self.away = error
+        return error
 
     def refresh_due(self) -> None:
         """Refresh with at most half of the lookup's requests, but at least two: a listing and a record.
@@ -87,7 +138,12 @@ class Refreshed(ABC):
         return self._is_too_old(begun_s) or self._error is not None
 
     def _is_due(self, begun_s: float) -> bool:
+        if self.away is not None:
+            return self._is_retry_due()
         return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
+
+    def _is_retry_due(self) -> bool:
+        return self._clock.monotonic_s() - self._failed_s >= _RETRY_S
 
     def _fails_by_earlier(self, begun_s: float) -> bool:
         """Return whether a lookup would fail because of a refresh that began before it."""
@@ -122,6 +178,7 @@ class Refreshed(ABC):
     def _refreshed_from(self, begun_s: float) -> None:
         """Note a successful refresh that began at `begun_s`."""
         self._refreshed_s = begun_s
+        self.away = None
 
     def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
         """Return a file that fails with `error`, or because `what`, read at `refreshed_s`, is too old; else nothing."""

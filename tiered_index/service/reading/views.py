@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class _Away(NamedTuple):
 class IndexView(Refreshed):
     """An index that another process writes. `close` closes a given `backend`. Raises as `IndexReader.open`.
 
-    `with_writer`: read the lease together with the log, for the first call of `writer`.
+    `with_writer`: read the lease together with the log, for the first call of `writer`. `patience_s`: as `Refreshed`.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class IndexView(Refreshed):
         parts: ReaderParts,
         *,
         with_writer: bool = False,
+        patience_s: float = math.inf,
     ) -> None:
-        super().__init__(clock, config.refresh_interval_s, config.prices)
+        super().__init__("", clock, config.refresh_interval_s, config.prices, patience_s)
         self._config = config
         self._lock = threading.Lock()
         self._parts = parts
@@ -114,6 +116,7 @@ class IndexView(Refreshed):
         # if only the root's marker names the storage, the root is readable without the storage
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
+        self.name = self.storage.uri
         self._log = StorageLog(self.storage, clock)
         # when the log was last listed
         self._listed_s = clock.monotonic_s()
@@ -136,7 +139,7 @@ class IndexView(Refreshed):
                 settings=ColdSettings.of(config),
                 folder=CacheFolder(parts.disk_cache, index_id) if parts.disk_cache is not None else None,
                 caches=parts.caches,
-                range_reads=parts.range_reads,
+                range_reads=parts.range_reads.share(),
                 index_id=index_id,
             )
             self._use_summary()
@@ -258,9 +261,10 @@ class IndexView(Refreshed):
     def read_on(self) -> LogState:
         """Refresh by a read that begins after this call. Raises `BudgetExceeded` if the lookup's time is too short."""
         left_s = remaining_s()
-        if left_s is None:
+        if left_s is None and math.isinf(self.patience_s):
             return self.refresh()
-        until_s = time.monotonic() + left_s / 2
+        half_s = math.inf if left_s is None else left_s / 2
+        until_s = time.monotonic() + min(half_s, self.patience_s)
         while True:
             with self._joining:
                 reading = self._waiting
@@ -274,6 +278,8 @@ class IndexView(Refreshed):
                     raise
                 # the budget of the lookup that began the read: this one has its own
             except TimeoutError as error:
+                if self.patience_s < half_s:
+                    raise self.leave() from error
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
     def asks_before(self, begun_s: float) -> bool:
@@ -328,18 +334,20 @@ class IndexView(Refreshed):
 
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
         """Return the files that may have entries in [`second_min`, `second_max`], for a lookup begun at `begun_s`."""
+        if (away := self.away) is not None:
+            return unread(away)
         if self._root_view is None:
             # before the files: a refresh that ends in between is for later files
             error, refreshed_s = self._error, self._refreshed_s
             found = self.catalog.overlapping(second_min, second_max)
         else:
             stored = partial(self.catalog.overlapping, second_min, second_max)
-            handles, error, away = self._local_and_stored(self._root_view, stored)
+            handles, error, own = self._local_and_stored(self._root_view, stored)
             found = [
                 handle for handle in handles if handle.second_min <= second_max and handle.second_max >= second_min
             ]
-            if away is not None:
-                return RootOnly(found, away.freshness)
+            if own is not None:
+                return RootOnly(found, own.freshness)
             refreshed_s = self._refreshed_s
         return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
 

@@ -81,7 +81,7 @@ def test_a_due_refresh_continues_behind_the_lookup_only_once(made, storage, read
     until(lambda: reader.log_state.number > number)
     for waited in patient:
         assert answers(waited()) == made.expected("t", "all")
-    until(lambda: reader._views[0]._refresh.done())
+    until(lambda: reader._views[0]._refresh.ends.done())
     assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all") != before
 
 
@@ -114,7 +114,7 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(storage, reader, monkeypatch
     (log,) = (report for report in result.explain.files if report.file == "log")
     assert (log.outcome, log.requests) == ("refreshed", 1)
     hang.release.set()
-    until(lambda: reader._views[0]._refresh.done())
+    until(lambda: reader._views[0]._refresh.ends.done())
     # a lookup without a request left leaves the refresh to the next lookup
     advance(reader)
     assert reader.query("t", "all", timeout_s=LONG_S, max_requests=0).explain.requests == 0

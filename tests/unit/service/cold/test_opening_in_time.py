@@ -141,31 +141,11 @@ def below(tmp_path):
     return Closing(shared)
 
 
-def test_one_index_below_a_prefix_hangs(below, up_at):
-    up_at(hang := below.hang("get", name_prefix="b/checkpoint/"))
-    error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
-    assert str(error) == f"timeout_s was reached while opening {below.uri}/b: its log was not read by then"
-    hang.release.set()
-    with IndexReader.open(storage_backend=below, timeout_s=LONG_S) as reader:
-        assert len(reader.sources) == 2
-
-
 def test_a_prefix_whose_listing_hangs(below, up_at):
     up_at(hang := below.hang("list", nth=3))  # after the listings that find no log at the prefix
     error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
     assert str(error) == f"timeout_s was reached while listing the objects below {below.uri}"
     hang.release.set()
-
-
-def test_one_index_of_a_list_hangs(below, up_at, monkeypatch):
-    opened = {f"memory://{name}": Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
-    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri: opened[uri])
-    up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
-    error = overdue(lambda: IndexReader.open(["memory://b", "memory://a"], timeout_s=LONG_S), hang)
-    assert "while opening memory://a: " in str(error)
-    assert opened["memory://b"].closed and not opened["memory://a"].closed
-    hang.release.set()
-    until(lambda: bool(opened["memory://a"].closed))
 
 
 @pytest.mark.parametrize(

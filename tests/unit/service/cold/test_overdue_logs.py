@@ -14,6 +14,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
+from tiered_index.service.reading.refreshed import Reading
 from tiered_index.service.reading.views import IndexView
 from tiered_index.storage.base import WrapperStorage
 
@@ -111,13 +112,13 @@ def test_a_lookup_that_joins_a_refresh_without_result_repeats_it(made, clock, st
         made.add(2)
         clock.advance(11)
         (view,) = reader._views
-        view._refresh = Future()
+        view._refresh = Reading(Future(), time.monotonic())
         found = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
         joining.start()
         joining.join(0.02)
         assert not found
-        view._refresh.set_result(None)
+        view._refresh.ends.set_result(None)
         joining.join(30)
         assert [Answer.of(item) for item in found[0]] == made.expected("t", "all")
         reader.query("t", "all")
@@ -137,10 +138,10 @@ def test_a_join_of_a_closed_reader_ends(made, clock, storage):
     reader = made.reader(storage, clock=clock, refresh_interval_s=10)
     clock.advance(11)
     (view,) = reader._views
-    view._refresh = Future()
+    view._refresh = Reading(Future(), time.monotonic())
     ended = beside(lambda: reader.query("t", "all"))
     reader.close()
-    view._refresh.set_result(None)
+    view._refresh.ends.set_result(None)
     error = ended()
     assert isinstance(error, IndexClosed) and "closed" in str(error)
 

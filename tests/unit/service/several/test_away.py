@@ -1,0 +1,177 @@
+"""An index that does not answer delays no lookup in the other indexes, and answers name it."""
+
+import threading
+import time
+
+import pytest
+
+from tests.support.hanging import beside, until
+from tests.support.several_indexes import BASE_MS, Cluster, Watched, of, rows
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import PrefixedStorage
+
+MANY = 20
+SHORT_S = 0.5
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(BASE_MS)
+
+
+def check_partial(cluster, answer, away):
+    """Check that an answer has all entries of the other indexes, and names the one that is away."""
+    assert {report.source for report in answer.failed} == {away}
+    assert answer.status == "partial"
+    assert cluster.answers(answer) == cluster.expected([uri for uri in cluster.uris if uri != away])
+
+
+def ask(reader, **how):
+    return reader.query("t", "k", max_count=1000, allow_partial=True, **how)
+
+
+@pytest.fixture
+def many(tmp_path, prefix):
+    made = Cluster(tmp_path)
+    for number in range(MANY):
+        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    return made
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """The URIs of indexes whose storages raise on each read."""
+    uris = set()
+    for name in ("get", "list"):
+        real = getattr(MemoryStorage, name)
+
+        def read(self, *args, real=real, **named):
+            if self.uri in uris:
+                raise StorageUnavailable(f"{self.uri} is away")
+            return real(self, *args, **named)
+
+        monkeypatch.setattr(MemoryStorage, name, read)
+    return uris
+
+
+@pytest.mark.parametrize("how", ["list", "prefix"])
+def test_one_of_twenty_is_away_at_the_opening(many, prefix, clock, failing, how):
+    away = many.uris[7]
+    failing.add(away)
+    with IndexReader.open(many.uris if how == "list" else prefix, clock=clock, refresh_interval_s=10) as reader:
+        assert sorted(reader.sources) == [uri for uri in many.uris if uri != away]
+        with pytest.raises(StorageUnavailable, match=away):
+            reader.query("t", "k")
+        with pytest.raises(StorageUnavailable, match=away):
+            reader.refresh()
+        for _ in range(2):
+            check_partial(many, ask(reader), away)
+            assert [file.source for file in reader.files() if file.source is not None] == [away]
+            clock.advance(11)
+        failing.clear()
+        clock.advance(2)
+        assert many.answers(reader.query("t", "k", max_count=1000)) == many.expected()
+        assert sorted(reader.sources) == many.uris
+
+
+@pytest.mark.parametrize("how", ["list", "prefix", "list in time"])
+def test_one_hangs_at_the_opening(tmp_path, clock, how, monkeypatch):
+    """The reader opens with the others. It reads the index as soon as that answers."""
+    shared = Watched(MemoryStorage())
+    made = Cluster(tmp_path)
+    for name in ("a", "b"):
+        below = PrefixedStorage(shared.inner, name)
+        made.add(below.uri, rows(ord(name)), below)
+    there, away = made.uris
+    hang = shared.hang("get", name_prefix="b/checkpoint/")
+    given = {"storage_backend": shared}
+    if how != "prefix":
+        storages = {uri: PrefixedStorage(shared, uri[-1]) for uri in made.uris}
+        monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
+        given = {"storage": [away, there]}
+    given |= {"timeout_s": 2 * SHORT_S} if how == "list in time" else {"source_timeout_s": SHORT_S}
+    with IndexReader.open(clock=clock, refresh_interval_s=10, **given) as reader:
+        assert reader.sources == (there,)
+        check_partial(made, ask(reader), away)
+        hang.release.set()
+        until(lambda: clock.advance(2) or ask(reader).status == "complete")
+        assert sorted(reader.sources) == made.uris
+        assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()
+
+
+def test_an_index_that_answers_too_late_for_its_reader_is_closed(tmp_path, monkeypatch):
+    shared = MemoryStorage()
+    made = Cluster(tmp_path)
+    storages = {}
+    for name in ("a", "b"):
+        below = PrefixedStorage(shared, name)
+        made.add(below.uri, rows(ord(name)), below)
+        storages[below.uri] = Watched(PrefixedStorage(shared, name))
+    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri=None: storages[uri or config.storage])
+    hang = storages[made.uris[1]].hang("get", name_prefix="checkpoint/")
+    with IndexReader.open(made.uris, source_timeout_s=SHORT_S):
+        pass
+    assert [storage.closed for storage in storages.values()] == [1, 0]
+    hang.release.set()
+    until(lambda: storages[made.uris[1]].closed)
+
+
+def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
+        hang = of(opened, away).hang("list", name_prefix="log/")
+        clock.advance(11)
+        with pytest.raises(StorageUnavailable, match=rf"{away} did not answer within {SHORT_S:g} s"):
+            reader.query("t", "k")
+        begun_s = time.monotonic()
+        for number in range(40):
+            clock.advance(11 if number % 8 == 0 else 0)
+            check_partial(cluster, ask(reader), away)
+        # each would wait for half a second
+        assert time.monotonic() - begun_s < 40 * SHORT_S / 2
+        for _ in range(5):
+            with pytest.raises(StorageUnavailable, match=away):
+                reader.refresh()
+        # at most two wait for the index: for the interval's refresh, and for one that a caller asked for
+        readers = [one for one in threading.enumerate() if one.name.startswith("tiered-index-log")]
+        assert len(readers) <= 2 + 2 * len(cluster.uris)
+        hang.release.set()
+        until(lambda: clock.advance(2) or ask(reader).status == "complete")
+        cluster.add(away, rows(70, 30, seconds=9))
+        clock.advance(11)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
+
+
+@pytest.mark.parametrize("threads", [4, 32])
+def test_forty_lookups_beside_an_index_whose_reads_hang(cluster, opened, clock, threads):
+    """The reads of this index get a share of the threads. Each lookup has all entries of the others."""
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=threads) as reader:
+        hang = of(opened, away).hang("get_range", times=None)
+        asking = [beside(lambda: ask(reader)) for _ in range(40)]
+        for answer in asking:
+            check_partial(cluster, answer(), away)
+        hang.release.set()
+        of(opened, away).clear()
+        until(lambda: clock.advance(2) or ask(reader).status == "complete")
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
+
+
+def test_a_slow_search_that_gets_responses_is_not_left(cluster, opened, clock):
+    """Only a search without a response for `source_timeout_s` is left, however long all searches take."""
+    with cluster.reader(clock=clock, source_timeout_s=2 * SHORT_S, query_threads=1) as reader:
+        storage = of(opened, cluster.uris[1])
+        real = storage.get_range
+
+        def get_range(*args, **named):
+            time.sleep(SHORT_S)
+            return real(*args, **named)
+
+        storage.get_range = get_range
+        begun_s = time.monotonic()
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
+        assert time.monotonic() - begun_s > 2 * SHORT_S

@@ -1,0 +1,82 @@
+"""A share of a pool's threads, so that calls of one index that hang leave threads for the others.
+
+Threads: every method from any thread. A forked child needs a new share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+from tiered_index.service.threads import DaemonPool
+
+T = TypeVar("T")
+
+
+def share_of(threads: int, indexes: int) -> int:
+    """Return how many of the threads one of the indexes may use: a quarter, or an equal part of fewer indexes."""
+    return max(1, threads // min(4, max(1, indexes)))
+
+
+class Share:
+    """Runs calls in `pool`, at most `most()` of them at the same time. Further calls wait in order."""
+
+    def __init__(self, pool: DaemonPool, most: Callable[[], int]) -> None:
+        self._pool, self._most = pool, most
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._running = 0
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """As `DaemonPool.submit`. A call that had to wait gets the errors of `DaemonPool.submit` as its result."""
+        bound = partial(copy_context().run, call, *arguments)
+        future: Future[T] = Future()
+        with self._lock:
+            if self._running >= self._most():
+                self._waiting.append((future, bound))
+                return future
+            self._running += 1
+        try:
+            self._pool.submit(self._run, future, bound)
+        except BaseException:
+            self._end()
+            raise
+        return future
+
+    def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+                self._end()
+                future.set_exception(error)
+            else:
+                self._end()
+                future.set_result(result)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Free a place, and begin the next calls that wait."""
+        with self._lock:
+            self._running -= 1
+        while True:
+            with self._lock:
+                if not self._waiting or self._running >= self._most():
+                    return
+                self._running += 1
+                future, call = self._waiting.popleft()
+            try:
+                self._pool.submit(self._run, future, call)
+            except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+                with self._lock:
+                    self._running -= 1
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            else:
+                return
