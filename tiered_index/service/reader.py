@@ -463,7 +463,7 @@ class IndexReader(Lookups[ItemT]):
         with self._opening:
             if self._pid != os.getpid() and not self._closed:
                 # kept, because the locks of the parent's threads make a release unsafe
-                _of_parents.append((self._views, self._parts, self._engine))
+                _of_parents.append((self._views, self._parts, self._engine, self._unopened))
                 with deadline_at(limits.deadline_s()):
                     self._open(None)
 
