@@ -398,7 +398,7 @@ class IndexReader(Lookups[ItemT]):
         begun = self._parts.begin_all(self._parts.begin, [open_view for _, open_view in found])
         late: dict[str, Future[IndexView | None]] = {}
         errors: dict[str, TieredIndexError] = {}
-        views: dict[str, IndexView] = {}
+        views: list[tuple[str, IndexView]] = []
         try:
             self._wait_for_first(begun)
             for (uri, _), opening in zip(found, begun, strict=True):
@@ -406,7 +406,7 @@ class IndexReader(Lookups[ItemT]):
                     if not opening.done():
                         late[uri] = opening
                     elif (view := opening.result()) is not None:
-                        views[uri] = view
+                        views.append((uri, view))
                 except (StorageError, CorruptFile) as error:
                     errors[uri] = error
             if not views:
@@ -419,12 +419,13 @@ class IndexReader(Lookups[ItemT]):
                 if not opening.cancel():
                     opening.add_done_callback(partial(hand_over, close_view))
             raise
-        for view in views.values():
+        for _, view in views:
             undo.callback(view.close)
         if late or errors or self._storages is None:
-            self._unopened = Unopened(name, self.config, self._clock, openings, self._adopt, {*views}, late, errors)
+            uris = {uri for uri, _ in views}
+            self._unopened = Unopened(name, self.config, self._clock, openings, self._adopt, uris, late, errors)
             undo.callback(self._unopened.close)
-        return tuple(views.values())
+        return tuple([view for _, view in views])
 
     def _wait_for_first(self, openings: Sequence[Future[IndexView | None]]) -> None:
         """Wait for all openings for `source_timeout_s` or half of the time left; then until one is open."""
