@@ -127,7 +127,7 @@ class KeyedIndexItem(IndexItem):
 class Lookup:
     """One lookup of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`].
 
-    Bounds are epoch milliseconds; None is no bound. `max_count` bounds the entries of the answer; `cursor` continues a
+    Bounds are epoch milliseconds; None: no bound. `max_count` bounds the entries of the answer; `cursor` continues a
     truncated answer.
     """
 
@@ -158,7 +158,7 @@ class FileReport(_Record):
     `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache``
     (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
     `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price table. `gap_bytes`
-    are those of `bytes` that were read only because they lie between two slot groups of one request.
+    are those of `bytes` that were read only because they are between two slot groups of one request.
     """
 
     file: str
@@ -196,8 +196,8 @@ class Explain:
     """The cost of a lookup: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
 
     `folded_entries` counts entries that were left out because another entry of the same identity, with other content
-    (time, size, further columns), is the answer. It counts only what was read. If it is not 0, identities are not
-    unique.
+    (time, size, further columns), is the answer. It counts only entries that were read. If it is not 0, identities are
+    not unique.
     """
 
     requests: int = 0

@@ -54,5 +54,5 @@ def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another(tmp_path,
 
 
 def test_a_bucket_with_too_short_a_name_is_named():
-    with pytest.raises(ConfigError, match=r"'b' is no bucket's name: .* a name of 3 to 255 letters"):
+    with pytest.raises(ConfigError, match=r"'b' is not a bucket's name: .* a name of 3 to 255 letters"):
         open_storage("s3://b/p")

@@ -247,7 +247,7 @@ class Output:
             self.line()
 
     def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
-        """Write names and values, one a line, integers with separators; values of None are left out."""
+        """Write names and values, one per line, integers with separators; values of None are left out."""
         if title:
             self.line(title)
         shown = {name: value for name, value in fields.items() if value is not None}

@@ -82,7 +82,7 @@ class Metrics:
         self._rocketmq.labels(request, status).observe(seconds)
 
     def lookup(self, kind: str, status: str, explain: Explain) -> None:
-        """Count a lookup and what it cost."""
+        """Count a lookup and its cost."""
         done = Tally((report.outcome, report.place) for report in explain.files)
         read = {place for outcome, place in done if outcome in ("read", "fetched")}
         farthest = next((name for name, places in _FARTHEST if read.intersection(places)), "local" if read else "none")

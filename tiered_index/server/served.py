@@ -118,7 +118,7 @@ class RecordSource(MessageSource, Protocol):
 
 @dataclass
 class Served:
-    """The index or indexes of a service, and what the service knows of them.
+    """The index or indexes of a service, and their state.
 
     `problems` and `gauges` are those of a follower in the process. `behind` returns why answers are too old, or None.
     `records` returns the records of a topic, for topics whose records have places of their own.

@@ -104,7 +104,7 @@ _INTEGERS = ("queue_id", "offset", "size", "topic_id")
 
 
 class TextSource(ABC):
-    """One file. Raises `InvalidArgument` for a line that is no message, `CorruptFile` for a damaged gzip file."""
+    """One file. Raises `InvalidArgument` for a line that is not a message, `CorruptFile` for a damaged gzip file."""
 
     unit = "bytes"
     # Position of the first message

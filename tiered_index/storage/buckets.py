@@ -38,8 +38,8 @@ class BucketStorage(Storage):
         prefix = prefix.strip("/")
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
-                f"{bucket!r} is no bucket's name: write {self.scheme}://bucket/prefix, and a name of 3 to 255 letters, "
-                "digits, dots, dashes or underscores"
+                f"{bucket!r} is not a bucket's name: write {self.scheme}://bucket/prefix, and a name of 3 to 255 "
+                "letters, digits, dots, dashes or underscores"
             )
         if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
             raise ConfigError(f"a prefix has no empty, '.' or '..' part: {prefix!r}")

@@ -212,7 +212,7 @@ class CloudStorage(BucketStorage):
             if (int(found["size"]), found["e_tag"]) != (part.size_bytes, part.etag):
                 raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that tag")
         doing, key = f"completing {handle.name!r}", self._key(handle.name)
-        # `_call` counts one request. If the object is longer than a chunk, obstore sends one a chunk and one to finish.
+        # `_call` counts one request. If the object is longer than a chunk, obstore sends one per chunk and a last one.
         size = sum(part.size_bytes for part in ordered)
         further = self._starts + -(-size // _CHUNK_BYTES) if size >= _CHUNK_BYTES else 0
 

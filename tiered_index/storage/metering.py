@@ -1,6 +1,6 @@
 """Counts the requests of storages, and holds them to limits.
 
-Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
+Requests are counted as an object store sees them (a listing: one per page of 1,000; a range of length 0: none) when the
 call is made, so failed ones count. Bytes are payload that was delivered. Threads: any number.
 
 A call that would exceed a limit of a `Usage` in scope raises `BudgetExceeded`; it is not sent, and no usage counts it.
@@ -59,7 +59,7 @@ class Usage:
         self._requests: dict[str, int] = {}
         # Payload bytes that reads delivered, and that writes sent
         self.bytes_read = self.bytes_written = 0
-        # Those of the read ones that nobody needs: they lie between two needed ranges of one request
+        # Those of the read ones that nobody needs: they are between two needed ranges of one request
         self.bytes_between = 0
         self._bytes_held = 0
 

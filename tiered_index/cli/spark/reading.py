@@ -200,7 +200,7 @@ def audit(
         for remark in result.differences.remarks:
             session.out.line(remark)
     if report is not None:
-        write_report(result, report, config.s3)  # last: what was found is reported even if this fails
+        write_report(result, report, config.s3)  # last: findings are reported even if this fails
     if result.status == "findings":
         return _FOUND
     return 0 if result.status == "ok" else 3

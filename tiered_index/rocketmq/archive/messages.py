@@ -529,7 +529,7 @@ class ByUniqueKey:
     source: MessageSource
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`."""
+        """Return the result for each of `items`."""
         fetched = self.source.fetch(items, topic, key)
         return [
             one
@@ -564,7 +564,7 @@ class Containing:
     max_body_bytes: int = MAX_BODY_BYTES
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`."""
+        """Return the result for each of `items`."""
         wanted = self.text.casefold()
         return [self._searched(one, wanted) for one in self.source.fetch(items, topic, key)]
 

@@ -145,7 +145,7 @@ class _FittingMessages:
     room: int
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`."""
+        """Return the result for each of `items`."""
         answers: list[Fetched] = []
         while len(answers) < len(items):
             batch, claimed = [], 0

@@ -132,7 +132,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
-    """Return the inclusive range in epoch seconds, and the count. None is no bound. `which` is put before messages."""
+    """Return the inclusive range in epoch seconds, and the count. None: no bound. `which` is put before messages."""
     if begin_ms is None and end_ms is None and type(max_count) is int and max_count > 0:
         return 0, MAX_TIMESTAMP_MS // 1000, max_count
     low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)

@@ -5,7 +5,7 @@ verified pieces of 4 KiB. Without a disk cache they are whole in memory.
 
 A **miss** is a search of a file that found nothing while its filter was in no cache. After `after_probes` misses one
 thread fetches the filter. A filter that would evict others is fetched only after misses have read as many bytes as it
-has. So bytes read in vain at most double. Objects never change under a name, so a cached block is valid even after its
+has. So useless bytes at most double. Objects never change under a name, so a cached block is valid even after its
 object was deleted. Threads: any number.
 """
 

@@ -42,7 +42,7 @@ from tiered_index.storage.context import RequestContext, active_context, check_d
 T = TypeVar("T")
 # directories that are read one by one before the summary is read
 _SUMMARY_AFTER = 2
-# most bytes that are read in vain to save a request: reading them takes as long as a request
+# most useless bytes that are read to save a request: reading them takes as long as a request
 _GAP_BYTES = 256 << 10
 MAX_SPAN_BYTES = 8 << 20
 """The longest range of one read. Longer ranges are cut and read in parallel."""

@@ -90,7 +90,7 @@ class Reserve:
             self._disk.unlink(self.path)
 
     def abandon(self) -> None:
-        """Close the descriptor and leave the file behind."""
+        """Close the descriptor and leave the file."""
         self._disk.close(self.descriptor)
 
 

@@ -1,4 +1,4 @@
-"""Parts that one reader's indexes share: caches, thread pools, and a schema that says the index of each row.
+"""Parts that one reader's indexes share: caches, thread pools, and a schema that names the index of each row.
 
 If several indexes are read as one, the number of the index is the last identity column: equal positions in the logs of
 two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on the other

@@ -71,7 +71,7 @@ class Refreshed(ABC):
 
     @abstractmethod
     def refresh(self) -> object:
-        """Read what is new, then call `_refreshed_from`."""
+        """Read new log records, then call `_refreshed_from`."""
 
     def due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading, bool] | None:
         """Return the refresh that a lookup begun at `begun_s` needs, and whether this call began it; None: none is due.

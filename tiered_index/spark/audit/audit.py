@@ -166,7 +166,7 @@ def audit(
 
 
 def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, report: Report) -> None:
-    """Check objects and archived segments in tasks, the largest first, and add what they found."""
+    """Check objects and archived segments in tasks, the largest first, and add their findings."""
     work: list[Any] = sorted([*state.objects.values(), *state.archive.values()], key=lambda one: -one.size_bytes)
     if not work:
         return

@@ -140,7 +140,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
     """Yield the entries of the segment [start, end). Raises `CorruptFile` unless `skip_corrupt` is True."""
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
-        # another task reads what follows the segment
+        # another task reads the bytes after the segment
         mine = [passed for passed in batch.skipped if start <= passed.begin < end]
         for passed in mine:
             if passed.file == str(reader.folder):

@@ -192,7 +192,7 @@ def compact(
 
 
 def _planned(opened: MeteredStorage, log: StorageLog) -> CompactReport:
-    """Return what a compaction would do and cost now. Raises `NotAnIndex`, `ConfigError`."""
+    """Return the plan and the cost of a compaction now. Raises `NotAnIndex`, `ConfigError`."""
     log.open()
     tickets, left = open_tickets(opened, log)
     spent, genesis = opened.total, log.state.genesis

@@ -146,7 +146,7 @@ def lookups_of(
     keyed: bool,
     column: str = "'key'",
 ) -> Array:
-    """Return the lookups (n) of n rows; null is no bound, `places` are those of the topics, `column` is for messages.
+    """Return the lookups (n) of n rows; null: no bound, `places` are those of the topics, `column` is for messages.
 
     Raises `InvalidArgument` for invalid keys and ranges, and for an unknown topic.
     """

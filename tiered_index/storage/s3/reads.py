@@ -162,7 +162,7 @@ class Reads:
         answer = self._once("get_object", Key=key, Range=f"bytes=-{length}")
         size = answer.get("ContentLength")
         if _status(answer) == 200 and size is not None and size <= length:
-            return self._body(answer, size, what), size  # the whole object, which is what was asked for
+            return self._body(answer, size, what), size  # the whole object, as requested
         first, behind, total = self._extent(answer, what)
         if total is None or behind != total or behind - first != min(length, total):
             raise self._refused(answer, f"{what} in {self._uri}: the answer is {answer['ContentRange']}")

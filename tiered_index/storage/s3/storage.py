@@ -303,7 +303,7 @@ class S3Storage(BucketStorage):
             answer = self._reads.send(operation, doing, **parameters)
             if not answer.keys() & _IN_LISTINGS:
                 # any web page would look like an empty listing
-                raise StorageMisconfigured(f"{doing} in {self.uri}: the answer is no listing: {NO_S3}")
+                raise StorageMisconfigured(f"{doing} in {self.uri}: the response is not a listing: {NO_S3}")
             for item in answer.get(member, ()):
                 key = str(item["Key"])
                 # a foreign key would be taken for another object, and perhaps deleted
