@@ -408,11 +408,9 @@ class LookupHandlers(Handlers):
         # reads of the archive are about all topics
         explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
         document = _with_messages(whole | {"queues": ends} | explain, shown)
-
-        def end_after(number: int) -> dict[str, Any]:
-            return whole | {"later": answer.later_after(number)}
-
-        return document_with_ends(document, _row_ends(shown), whole, end_after)
+        return document_with_ends(
+            document, _row_ends(shown), whole, lambda number: whole | {"later": answer.later_after(number)}
+        )
 
     def _record(self, place: tuple[str, int, int], allowance: Allowance) -> MessagesResult:
         """Return the record at a topic's partition and offset."""

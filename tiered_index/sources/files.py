@@ -377,7 +377,7 @@ class CsvSource(TextSource):
         if "key" in table.column_names:
             return table.filter(pc.not_equal(table["key"], ""))
         keys = pc.utf8_trim_whitespace(table["keys"])
-        table = _with(table, "keys", pc.utf8_split_whitespace(keys))
+        table = table.set_column(table.column_names.index("keys"), "keys", pc.utf8_split_whitespace(keys))
         return table.filter(pc.not_equal(keys, ""))
 
     def _message(self, line: bytes, number: int) -> Message:
@@ -395,10 +395,6 @@ class CsvSource(TextSource):
         else:
             fields["keys"] = fields["keys"].split()
         return self.fields.checked(fields)
-
-
-def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
-    return table.set_column(table.column_names.index(name), name, values)
 
 
 _NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?", re.DOTALL)

@@ -53,7 +53,8 @@ class ParquetTable:
                 file.schema_arrow.metadata,
             )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
-        plain = {field.name for field in self.schema if not pa.types.is_nested(_value_type(field.type))}
+        kinds = {f.name: f.type.value_type if has_items(f.type) else f.type for f in self.schema}
+        plain = {name for name, kind in kinds.items() if not pa.types.is_nested(kind)}
         # paths of text and bytes, by their columns; a name may have a dot
         paths = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         tops = {path: path if path in plain else path.partition(".")[0] for path in paths}
@@ -248,10 +249,6 @@ def _is_of(chunk: Chunk, names: Sequence[str]) -> bool:
 def _as_dictionary(column: pa.Array) -> pa.Array:
     # Arrow can't read some encodings as dictionaries
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if has_items(kind) else kind
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:

@@ -23,7 +23,7 @@ from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.retention import Expired
-from tiered_index.rocketmq.archive.archive import archived_batches
+from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.answers.validation import TopicTable, batch_columns
@@ -75,7 +75,7 @@ def rebuild(
         old = stack.enter_context(IndexReader.open(config=theirs))
         if given.storage is None and given.root is None:
             raise ConfigError("give --storage URI, the place of the new index")
-        stores = _segments(old, store, source)
+        stores = segments_by_store(old.log_state, store or (), source)
         if given.root is None:
             given = given.changed(root=Path(stack.enter_context(tempfile.TemporaryDirectory())))
             intake = replace(intake, wait=True)
@@ -116,17 +116,6 @@ def rebuild(
         )
     show_put(session.out, document)
     return 0 if document["status"] == "complete" else _DIFFERENT
-
-
-def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[str, list[ArchivedSegment]]:
-    """Return the archived segments by store. Raises `InvalidArgument` if there are none."""
-    state = old.log_state
-    if unknown := [name for name in wanted or () if name not in state.byte_stores]:
-        known = ", ".join(map(repr, state.byte_stores)) or "none"
-        raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {known}")
-    if not state.byte_stores:
-        raise InvalidArgument(f"{where} has no archived segments: `ingest --archive-segments` makes them")
-    return {name: state.segments_of(name) for name in (wanted or state.byte_stores)}
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.queue_offsets import ENTRY, encode_queues
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
@@ -30,6 +30,7 @@ from tiered_index.rocketmq.log.segments import Segment, list_segments, local_err
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
 
 Stamp = tuple[int, ...]
 # The place of the queue offset in a message.
@@ -52,6 +53,19 @@ def closed_segments(folder: Path) -> tuple[Segment, ...]:
         except FileNotFoundError:
             continue  # deleted since the folder was read
     return ()
+
+
+def segments_by_store(state: LogState, stores: Sequence[str], where: str) -> dict[str, list[ArchivedSegment]]:
+    """Return the archived segments of each of `stores`, without any of every store. Raises `InvalidArgument` for none.
+
+    `where` names the index in errors.
+    """
+    if unknown := [name for name in stores if name not in state.byte_stores]:
+        known = ", ".join(map(repr, state.byte_stores)) or "none"
+        raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {known}")
+    if not state.byte_stores:
+        raise InvalidArgument(f"{where} has no archived segments: `ingest --archive-segments` makes them")
+    return {name: state.segments_of(name) for name in stores or state.byte_stores}
 
 
 class SegmentArchiver:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.archives import messages_to_erase
@@ -118,11 +119,8 @@ class _Work:
         ordered = sorted(objects, key=lambda stored: -stored.size_bytes)
         tasks = min(len(ordered), self._at_once)
         groups = [ordered[number::tasks] for number in range(tasks)]
-
-        def find_in(storage: Storage, group: list[StoredObject]) -> Found:
-            return find_hidden(storage, group, stones, schema)
-
-        return {name: held for found in self._run("find", find_in, groups) for name, held in found.items()}
+        find = partial(find_hidden, stones=stones, schema=schema)
+        return {name: held for found in self._run("find", find, groups) for name, held in found.items()}
 
     def rewrite(self, segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
         """Read and overwrite segments in tasks: a `RewriteSegments`. Publish each result before requesting the next."""

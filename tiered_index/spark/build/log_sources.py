@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.archive import ArchivedLog, trusted
+from tiered_index.rocketmq.archive.archive import ArchivedLog, segments_by_store, trusted
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -89,14 +89,8 @@ def archive_entries(
 
 def archived_segments(state: LogState, store: str | None, where: str) -> list[ArchivedSegment]:
     """Return the segments that an index has archived, of one store or all. Raises `InvalidArgument` for none."""
-    if store is not None and store not in state.byte_stores:
-        known = ", ".join(map(repr, state.byte_stores)) or "none"
-        raise InvalidArgument(f"{where} has no archived segments of store {store!r}; stores with some: {known}")
-    if not state.byte_stores:
-        raise InvalidArgument(f"{where} has no archived segments")
-    return [
-        segment for name in (state.byte_stores if store is None else [store]) for segment in state.segments_of(name)
-    ]
+    found = segments_by_store(state, () if store is None else (store,), where)
+    return [segment for segments in found.values() for segment in segments]
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:
