@@ -145,7 +145,7 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
     if magic != _MAGIC:
         raise CorruptFile(file, "not a journal", offset=0, expected=_MAGIC, found=magic)
     if not 1 <= version <= JOURNAL_VERSION:
-        problem = f"journal version {version} is newer than this reader"
+        problem = f"journal version {version} is newer than this reader: upgrade tiered_index"
         raise UnsupportedVersion(file, problem, offset=8, expected=JOURNAL_VERSION, found=version)
     journal: Journal | None = None
     position = _START.size

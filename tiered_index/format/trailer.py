@@ -324,7 +324,7 @@ class Tail(NamedTuple):
         if found != crc:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
         if not 1 <= version <= FORMAT_VERSION or reserved:
-            problem = f"format version {version} is newer than this reader"
+            problem = f"format version {version} is newer than this reader: upgrade tiered_index"
             raise UnsupportedVersion(file, problem, offset=start + 8, expected=FORMAT_VERSION, found=version)
         tail = cls(*values)
         if tail.file_size != file_size:

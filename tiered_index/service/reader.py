@@ -165,7 +165,8 @@ class IndexReader(Lookups[ItemT]):
             names = {view.number: view.storage.uri for view in self._views}
             if len(names) < len(self._views):
                 raise InvalidArgument(
-                    "the same index is given twice: " + ", ".join(view.storage.uri for view in self._views)
+                    "the same index is given twice, give it once: "
+                    + ", ".join(view.storage.uri for view in self._views)
                 )
             item_type = config.item_type or self._schema.item_type()
             self._several = storages is not None or self._shared is not None

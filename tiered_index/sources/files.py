@@ -39,6 +39,7 @@ from tiered_index.sources.places import CSV, NDJSON, LocalFile, Place, Stdin, St
 
 MAGIC = b"PAR1"
 _FOOTER_BYTES = 1 << 20
+_AGAIN = "Give it another name, or read it from its start with --restart"
 
 
 class ParquetSource:
@@ -72,7 +73,7 @@ class ParquetSource:
         """Yield the rows from number `start` on."""
         if self.total is not None and start > self.total:
             raise InvalidArgument(
-                f"{self.place} has changed since it was read up to row {start}: it has {self.total} rows"
+                f"{self.place} has changed since it was read up to row {start}: it has {self.total} rows. {_AGAIN}"
             )
         for first, rows in self._table.read(self._names, start):
             yield self._batch(rows, first + len(rows))
@@ -209,13 +210,13 @@ class TextSource(ABC):
             return
         changed = f"{self.place} has changed since it was read up to byte {start}: "
         if self._checked(handle.seek, start - 1) != start - 1:
-            raise InvalidArgument(changed + "it is shorter")
+            raise InvalidArgument(changed + "it is shorter. " + _AGAIN)
         before = self._checked(handle.read, 1)
         if before == b"\n":
             return
         # The last line that was read may have had no newline. It must have one now, or still be the last line.
         if not before or self._checked(handle.read, 1) not in (b"", b"\n", b"\r"):
-            raise InvalidArgument(changed + ("no line ends there" if before else "it is shorter"))
+            raise InvalidArgument(changed + ("no line ends there. " if before else "it is shorter. ") + _AGAIN)
         self._checked(handle.seek, start)
 
     def _checked(self, read: Any, argument: int) -> Any:
@@ -465,9 +466,6 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
         else:
             same = True
     if changed and not same and not restart:
-        raise InvalidArgument(
-            f"{source.place} has changed since it was read: its beginning differs. Give it another name, "
-            f"or read it from its start with --restart"
-        )
+        raise InvalidArgument(f"{source.place} has changed since it was read: its beginning differs. {_AGAIN}")
     length, found = source.fingerprint(None)
     return f"file:{place}#{length}-{found}{fields}"

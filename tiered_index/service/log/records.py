@@ -380,7 +380,8 @@ def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[s
     document = load(body, file, "the text before its CRC32")
     found = document.get("version") if isinstance(document, dict) else None
     if not isinstance(document, dict) or type(found) is not int or not 1 <= found <= newest:
-        raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=newest, found=found)
+        problem = f"log version {found} is newer than this reader: upgrade tiered_index"
+        raise UnsupportedVersion(file, problem, expected=newest, found=found)
     return document
 
 

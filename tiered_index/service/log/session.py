@@ -234,16 +234,19 @@ class Lease:
 def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) -> None:
     """Raise `SchemaMismatch` or `NotAnIndex` if an index differs from the wanted one."""
     if wanted.index_id and stored.index_id != wanted.index_id:
-        raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
+        raise NotAnIndex(
+            f"{where} holds index {stored.index_id}, not {wanted.index_id}: give a root and a storage of one index"
+        )
     if stored.layout.schema != wanted.layout.schema:
         raise SchemaMismatch(
             f"{where} stores {_declared(stored)}, not {_declared(wanted)}: an index keeps the schema it was created "
-            f"with"
+            "with. Use another root and storage"
         )
     if stored.layout.preset != wanted.layout.preset or stored.layout.slots != wanted.layout.slots:
         raise SchemaMismatch(
             f"{where} was created with preset {stored.layout.preset.name} and {stored.layout.slots:,} slots, "
-            f"not {wanted.layout.preset.name} and {wanted.layout.slots:,}"
+            f"not {wanted.layout.preset.name} and {wanted.layout.slots:,}: leave these settings out, or use another "
+            "root and storage"
         )
     if stored.offset_space != wanted.offset_space:
         raise SchemaMismatch(

@@ -103,7 +103,10 @@ class Marker:
             document = load(data, file, "marker")
             version = checked(_VERSION, document, file, "marker")
             if version != MARKER_VERSION:
-                raise NotAnIndex(f"{file}: the root has version {version}; this program reads version {MARKER_VERSION}")
+                raise NotAnIndex(
+                    f"{file}: the root has version {version}, and this program reads version {MARKER_VERSION}: install "
+                    "the version that wrote it"
+                )
             return checked(_MARKER, document, file, "marker")
         except CorruptFile as error:
             raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
@@ -193,7 +196,7 @@ class Root:
         except FileNotFoundError:
             pass
         except NotADirectoryError as error:
-            raise NotAnIndex(f"{self.path} is not a folder") from error
+            raise NotAnIndex(f"{self.path} is not a folder: give a folder as root") from error
         except OSError as error:
             raise disk_error(error, f"reading {self.marker_path}") from error
         with contextlib.suppress(FileNotFoundError):
@@ -201,7 +204,10 @@ class Root:
             strangers = [name for name in found if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
             if strangers:
-                raise NotAnIndex(f"{self.path} has no tiered_index.json but has {strangers[0]!r}: nothing was changed")
+                raise NotAnIndex(
+                    f"{self.path} has no tiered_index.json but has {strangers[0]!r}: nothing was changed. Choose an "
+                    "empty folder"
+                )
         return None
 
     def make_folders(self) -> None:
