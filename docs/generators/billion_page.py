@@ -22,11 +22,13 @@ PAGE = ROOT / "docs" / "performance.md"
 _PICTURE = "billion.svg"
 _OURS = (
     *("build", "audit, equal", "audit, a day missing", "audit, 0.1 % different"),
-    *("million keys, daily tables", "merge to 30 days", "million keys", "verify --deep", "copy", "erase a key"),
-    *("put_batch and life cycle, one process", "merge, one process"),
+    *("million keys, daily tables", "merge to 30 days", "million keys", "verify --deep", "du", "copy", "erase a key"),
+    *("expire a month", "put_batch and life cycle, one process", "merge, one process"),
+    "million keys, one process's index",
 )
 _PEERS = ("sorted Parquet (DuckDB)", "keys in it (DuckDB)", "sorted buckets (Spark)", "million keys in them (Spark)")
 _CACHE_BYTES = IndexConfig().directory_cache_bytes
+_BULK = "million keys"
 _SINGLE = ("single keys, daily tables", "single keys")
 _PANELS = {
     "Spark, CPU s": ("build", "audit, equal", "merge to 30 days"),
@@ -43,24 +45,43 @@ def cpu_s(step: dict[str, Any]) -> float:
 
 
 def steps_table(sizes: Sizes) -> str:
-    """Return CPU seconds by step and size, and the other figures of the largest size."""
-    largest = sizes[max(sizes)]
-    columns = ["step", *(f"{_size(size)}: CPU s" for size in sizes), "wall s", "M entries a CPU s"]
+    """Return CPU seconds by step and size, and the CPU microseconds per entry of the two largest sizes."""
+    few = sorted(sizes)[-2:]
+    columns = ["step", *(f"{_size(size)}: CPU s" for size in sizes), *(f"{_size(size)}: us per entry" for size in few)]
+    rows = [
+        [
+            name,
+            *(cpu_s(steps[name]) if name in steps else None for steps in sizes.values()),
+            *(cpu_s(sizes[size][name]) / size * 1e6 if name in sizes[size] else None for size in few),
+        ]
+        for name in _named(*sizes.values())
+    ]
+    return markdown(columns, rows)
+
+
+def size_table(entries: int, steps: Steps) -> str:
+    """Return all figures of the steps of one size."""
+    columns = ["step", "wall s", "CPU s", "of it Java, %", "M entries per CPU s"]
     columns += ["peak MiB: Java", "Spark's worker", "other Python", "GB read", "GB written", "temporary GB", "requests"]
     rows: list[list[Any]] = []
-    for name in (name for name in (*_OURS, *_PEERS) if any(name in steps for steps in sizes.values())):
-        row: list[Any] = [name, *(cpu_s(steps[name]) if name in steps else None for steps in sizes.values())]
-        if (step := largest.get(name)) is not None:
-            peaks = [step.get(f"{kind}_peak_mib") for kind in ("java", "worker", "python")]
-            moved = [step[f"{kind}_bytes"] / 1e9 for kind in ("read", "written", "temporary")]
-            row += [step["wall_s"], max(sizes) / cpu_s(step) / 1e6, *peaks, *moved, step.get("requests")]
-        rows.append(row + [None] * (len(columns) - len(row)))
+    for name in _named(steps):
+        step = steps[name]
+        row: list[Any] = [name, step["wall_s"], cpu_s(step), round(100 * step["java_cpu_s"] / cpu_s(step)) or None]
+        row.append(entries / cpu_s(step) / 1e6)
+        row += [step.get(f"{kind}_peak_mib") for kind in ("java", "worker", "python")]
+        row += [step[f"{kind}_bytes"] / 1e9 for kind in ("read", "written", "temporary")]
+        rows.append([*row, step.get("requests")])
     return markdown(columns, rows)
+
+
+def _named(*sizes: Steps) -> list[str]:
+    """Return the names of the steps that one of the sizes has, in the order of the page."""
+    return [name for name in (*_OURS, *_PEERS) if any(name in steps for steps in sizes)]
 
 
 def lookups_table(sizes: Sizes) -> str:
     """Return the figures of single lookups by tables, size and caches."""
-    columns = ("tables", "messages", "caches", "first lookup of a process, ms", "first 1,000 keys, ms", "requests")
+    columns = ("tables", "messages", "caches", "first lookup of a new reader, ms", "first 1,000 keys, ms", "requests")
     columns += ("the same again, ms", "requests", "p99 ms", "absent keys, ms", "requests")
     rows = []
     for name, tables in zip(_SINGLE, ("365 of a day", "13 of 30 days"), strict=True):
@@ -104,19 +125,26 @@ def _plot(sizes: Sizes) -> str:
 def part(sizes: Sizes) -> str:
     """Return the tables of all sizes."""
     plot = f"![CPU seconds by the number of messages, on logarithmic axes]({_PICTURE})\n"
-    return f"{steps_table(sizes)}\n{lookups_table(sizes)}\n{plot}"
+    tables = [
+        f"All figures of {_size(size)}:\n\n{size_table(size, sizes[size])}" for size in sorted(sizes, reverse=True)
+    ]
+    keys = [(_size(size), f"{steps[_BULK]['keys_checked']:,}") for size, steps in sizes.items() if _BULK in steps]
+    asked = markdown(("messages", "keys of a bulk lookup"), keys)
+    return "\n".join([steps_table(sizes), plot, *tables, "Keys are distinct:\n", asked, lookups_table(sizes)])
 
 
 def main(names: list[str]) -> None:
     """Rewrite the page and its plot."""
     sizes: Sizes = {}
+    machines: dict[int, dict[str, Any]] = {}
     for name in names:
         document = json.loads(Path(name).read_text())
         sizes |= {int(size): steps for size, steps in document["sizes"].items()}
+        machines |= dict.fromkeys(map(int, document["sizes"]), document["machine"])
     sizes = dict(sorted(sizes.items()))
     (PAGE.parent / _PICTURE).write_text(_plot(sizes))
     rewrite(PAGE, {"billion": part(sizes)})
-    rewrite(SIZING, {"inputs": inputs(document["machine"], sizes)})
+    rewrite(SIZING, {"inputs": inputs(machines[max(machines)], sizes)})
     compute_sizing()
 
 
