@@ -288,12 +288,18 @@ class IndexService(Lookups[ItemT]):
         return len(batch["second"])
 
     def flush(self) -> None:
-        """Wait until all entries put so far are durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
+        """Wait until all entries put so far are durable on the local disk.
+
+        Raises `DiskFull`, `StorageUnavailable`, `IndexClosed`. Any thread.
+        """
         self._check_open()
         self._writer.call(self._flusher.run_once)
 
     def seal(self) -> None:
-        """Flush, then close the active files to further entries. The life cycle compacts and uploads them."""
+        """Flush, then close the active files to further entries. The life cycle compacts and uploads them.
+
+        Raises as `flush`. Any thread.
+        """
         self._check_open()
         self._writer.call(self._flusher.seal)
 

@@ -242,7 +242,10 @@ class IndexReader(Lookups[ItemT]):
         return copy_context().run(make)
 
     def refresh(self) -> LogState:
-        """Read new log records. Return the state of the log; for several indexes that of the first."""
+        """Read new log records. Return the state of the log; for several indexes that of the first.
+
+        All indexes are read even if one fails. Raises `StorageUnavailable`, `CorruptFile`, `IndexClosed`. Any thread.
+        """
         self._check_open()
         if not self._several:
             return self._views[0].refresh()

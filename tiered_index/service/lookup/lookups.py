@@ -272,7 +272,12 @@ class Lookups(ABC, Generic[ItemT]):
         raise StorageUnavailable(f"the log changed in each of {LOG_RETRIES} tries to read the list of files; try again")
 
     def files_table(self) -> pa.Table:
-        """Return an Arrow table with a row for each file and window table, without reading entries. One index only."""
+        """Return an Arrow table with a row for each file and window table, without reading entries. One index only.
+
+        - file_id, state, lane, path, object and error are text.
+        - sequence, begin_ms, end_ms (inclusive epoch milliseconds), entries and bytes are int64.
+        - table is a struct for window tables: begin_ms, window_s, slots, and the names of the shards. Else it is null.
+        """
         self._check_one_index()
         return files_table(self.files())
 
@@ -281,11 +286,11 @@ class Lookups(ABC, Generic[ItemT]):
 
         One index only.
 
-        Columns: topic (text), day (date32), state, entries, bytes, usd_a_month and estimated. The topic is null for
-        archived segments and files without topic names; the day is null if it is not known. The state is the `place` of
-        a file, or ``archived``. The cost is that of objects in the storage, by the setting `prices`. A topic has a
-        share of a file's bytes by its entries. The entries of a file of several days are assumed to be spread evenly
-        over them: `estimated`.
+        Columns: topic (text), day (date32), state (text), entries (int64), bytes (int64), usd_a_month (float64) and
+        estimated (bool). The topic is null for archived segments and files without topic names; the day is null if it
+        is not known. The state is the `place` of a file, or ``archived``. The cost is that of objects in the storage,
+        by the setting `prices`. A topic has a share of a file's bytes by its entries. The entries of a file of several
+        days are assumed to be spread evenly over them: `estimated`.
 
         The call reads the directory of each stored file: one request unless it is cached. Errors: see `topics`.
         """

@@ -80,7 +80,7 @@ class Indexes(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """How long a lookup waits for a request to one index."""
+        """The time that a lookup waits for a request to one index."""
 
     def __len__(self) -> int: ...
 
@@ -390,7 +390,7 @@ class FileReader:
 
     @property
     def _wait_s(self) -> float | None:
-        """How long to wait before the next look for indexes that do not answer; None: no look."""
+        """The pause before the next look for indexes that do not answer; None: no look."""
         return None if self._indexes is None else self._indexes.patience_s / 4
 
     def _left(self, searching: dict[Future[None], _Search]) -> list[_Search]:

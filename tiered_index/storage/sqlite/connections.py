@@ -7,8 +7,8 @@ does: before a fork every connection is closed. Threads: any number.
 
     objects   one row an object, the row that makes it visible: name -> body, size, time
     pieces    the rows that hold a body: (body, start) -> size, chunk
-    chunks    the bytes, at most `CHUNK_BYTES` a row
-    drafts    bodies without a name, not yet or no longer, with the time of their last write; -1: to be removed
+    chunks    the bytes, at most `CHUNK_BYTES` per row;
+    drafts    bodies that have no name yet or any more, with the time of their last write; -1: to be removed
     uploads   unfinished multipart uploads
     parts     their parts: (upload, number) -> body, size, etag
     overwritten  a table without rows; if it exists, no free page has bytes of deleted objects
