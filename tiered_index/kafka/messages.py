@@ -43,6 +43,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.messages import Fetched, MessageState
+from tiered_index.service.lookup.search import Search
 from tiered_index.service.threads import each
 from tiered_index.storage.context import check_deadline, remaining_s
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
@@ -142,23 +143,13 @@ class KafkaBroker:
 
 
 @dataclass(slots=True)
-class _Search:
+class RecordSearch(Search):
     """The search for the record of one place, and of its entry if there is one."""
 
     place: tuple[str, int, int]
-    item: IndexItem | None
-    key: str | None
-    found: Fetched | None = None
-    collision: Fetched | None = None
-    instead: IndexItem | None = None
-    problems: list[str] = field(default_factory=list)
-    error: StorageError | BudgetExceeded | None = None
+    key: str | None = None
     state: MessageState = "missing"
-    read_from: str | None = None
-    damaged: bool = False
     is_archived: bool = False
-    requests: int = 0
-    bytes: int = 0
 
     def take(self, record: KafkaRecord, state: MessageState, carries: Callable[[KafkaRecord, str], bool]) -> None:
         """Judge a record that was read at the place."""
@@ -172,26 +163,13 @@ class _Search:
             if carried and second is not None:
                 self.instead = self.instead or replace(item, size=record.size, timestamp_ms=second * 1000)
             return
-        fetched = Fetched(item=item, state=state, message=record, carries_key=carried, read_from=self.read_from)
-        if carried:
-            self.found = replace(fetched, problem="; ".join(self.problems) or None)
-        else:
-            self.collision = self.collision or fetched
+        self.settle(self.fetched(state, message=record, carries_key=carried))
 
-    def outcome(self) -> Fetched:
-        """Return what became of it."""
-        known = self.found or (None if self.error is not None or self.damaged else self.collision)
-        if known is None:
-            known = Fetched(
-                item=self.item,
-                state=self.state,
-                read_from=self.read_from,
-                problem="; ".join([*self.problems, *([] if self.is_archived else ["no archived segment has it"])]),
-                error=self.error,
-                damaged=self.damaged,
-                instead=self.instead,
-            )
-        return replace(known, requests=self.requests, bytes=self.bytes)
+    def result(self) -> Fetched:
+        """Return the result and its cost."""
+        if not self.is_archived:
+            self.problems.append("no archived segment has it")
+        return self.outcome(lambda: self.missing(self.state, damaged=self.damaged))
 
 
 def _second(timestamp_ms: int) -> int:
@@ -216,15 +194,15 @@ class KafkaMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
-        searches = [_Search((topic, item.queue_id, item.offset), item, key) for item in items]
+        searches = [RecordSearch((topic, item.queue_id, item.offset), key, item=item) for item in items]
         each(searches, self._settle, self.threads)
-        return [search.outcome() for search in searches]
+        return [search.result() for search in searches]
 
     def at(self, topic: str, partition: int, offset: int) -> Fetched:
         """Return the record at an offset of a partition. Raises what made the place impossible to ask."""
-        search = _Search((topic, partition, offset), None, None)
+        search = RecordSearch((topic, partition, offset), item=None)
         self._settle(search)
-        if (fetched := search.outcome()).error is not None:
+        if (fetched := search.result()).error is not None:
             raise fetched.error
         return fetched
 
@@ -233,7 +211,7 @@ class KafkaMessages:
         if self.broker is not None:
             self.broker.close()
 
-    def _settle(self, search: _Search) -> None:
+    def _settle(self, search: RecordSearch) -> None:
         sources = [search.item.source] if search.item is not None else list(self.archives)
         archives = [self.archives[source] for source in sources if source in self.archives]
         told = {*self.keys, *(key for archive in archives for key in keys_in(archive.state().positions))}
@@ -244,7 +222,7 @@ class KafkaMessages:
                 if search.found is not None or not self._read_archive(archive, search, told):
                     break
 
-    def _ask_broker(self, broker: KafkaBroker, search: _Search, told: set[str]) -> None:
+    def _ask_broker(self, broker: KafkaBroker, search: RecordSearch, told: set[str]) -> None:
         search.read_from = "{}/{}/{}".format(broker.place, *search.place[:2])
         try:
             record = broker.record(*search.place)
@@ -260,7 +238,7 @@ class KafkaMessages:
             else:
                 search.take(record, "local", partial(self._carries, told))
 
-    def _read_archive(self, archive: SegmentArchive, search: _Search, told: set[str]) -> bool:
+    def _read_archive(self, archive: SegmentArchive, search: RecordSearch, told: set[str]) -> bool:
         """Look into the archived logs of a partition, the newest first; return whether to look again."""
         state, (topic, partition, offset) = archive.state(), search.place
         for store in _logs_of(state, topic, partition):
@@ -294,7 +272,7 @@ class KafkaMessages:
         return False
 
     def _row(
-        self, archive: SegmentArchive, segment: ArchivedSegment, search: _Search
+        self, archive: SegmentArchive, segment: ArchivedSegment, search: RecordSearch
     ) -> tuple[KafkaRecord | None, set[str]]:
         """Return the record of a segment, and the keys that it was indexed by; one request more finds its footer."""
         check_deadline(f"reading {segment.name}")

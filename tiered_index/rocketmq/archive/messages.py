@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from tiered_index.encoding import MAX_BODY_BYTES
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.archived import SegmentTable
-from tiered_index.rocketmq.archive.search import Search
+from tiered_index.rocketmq.archive.search import MessageSearch
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
@@ -63,7 +63,7 @@ class _Run:
     table: SegmentTable
     begin: int
     end: int
-    searches: list[Search]
+    searches: list[MessageSearch]
 
 
 class _Pieces(NamedTuple):
@@ -136,7 +136,9 @@ class RocketmqMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return the result for each of `items`, in order. Errors are in the results."""
-        searches = [Search(item.offset, item.size or None, item, (topic, key), sees=self._sees) for item in items]
+        searches = [
+            MessageSearch(item.offset, item.size or None, (topic, key), item=item, sees=self._sees) for item in items
+        ]
         return self._settle(searches)
 
     def at(self, offset: int, size: int | None = None, *, store_host: Host | None = None) -> Fetched:
@@ -146,14 +148,14 @@ class RocketmqMessages:
         """
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
-        (fetched,) = self._settle([Search(offset, size, None, None, store_host, sees=self._sees)])
+        (fetched,) = self._settle([MessageSearch(offset, size, host=store_host, item=None, sees=self._sees)])
         if fetched.error is not None:
             raise fetched.error
         return fetched
 
     def at_places(self, places: Sequence[tuple[int, int]]) -> list[Fetched]:
         """Return the results for pairs of commit log offset and size. Errors are in the results."""
-        return self._settle([Search(offset, size, None, None, sees=self._sees) for offset, size in places])
+        return self._settle([MessageSearch(offset, size, item=None, sees=self._sees) for offset, size in places])
 
     def by_msg_id(self, msg_id: str) -> Fetched:
         """Return the message with an offset message id. Raises as `at`, and `InvalidArgument` for another text."""
@@ -188,7 +190,7 @@ class RocketmqMessages:
             return replace(fetched, state="missing", message=None, problem=problem)
         return fetched
 
-    def _settle(self, searches: list[Search]) -> list[Fetched]:
+    def _settle(self, searches: list[MessageSearch]) -> list[Fetched]:
         if self._folder is not None:
             truncated = TruncatedTail(self._folder, self.root)
             try:
@@ -202,11 +204,11 @@ class RocketmqMessages:
                 for search in searches:
                     self._read_local(log, search, truncated)
         if self._archives:
-            of_sources: dict[str | None, list[Search]] = {}
+            of_sources: dict[str | None, list[MessageSearch]] = {}
             for search in searches:
                 of_sources.setdefault(search.item.source if search.item is not None else None, []).append(search)
 
-            def read(one: tuple[SegmentArchive, list[Search]]) -> None:
+            def read(one: tuple[SegmentArchive, list[MessageSearch]]) -> None:
                 self._read_archived(*one, self._threads // len(several))
 
             several = [(self._archive_of(source), of_source) for source, of_source in of_sources.items()]
@@ -218,7 +220,7 @@ class RocketmqMessages:
 
     # the store's own files
 
-    def _read_local(self, log: CommitLogReader, search: Search, truncated: TruncatedTail) -> None:
+    def _read_local(self, log: CommitLogReader, search: MessageSearch, truncated: TruncatedTail) -> None:
         message = None
         try:
             if search.sees is not None and not ((topic := log.topic_at(search.offset)) and search.sees(topic)):
@@ -245,7 +247,7 @@ class RocketmqMessages:
         elif message is not None:
             search.take(message, "local", str(log.folder))
 
-    def _judge_gap(self, log: CommitLogReader, search: Search, error: MissingOffsets) -> None:
+    def _judge_gap(self, log: CommitLogReader, search: MessageSearch, error: MissingOffsets) -> None:
         """Note whether the broker has deleted a place, at the begin of its log, or whether it is missing."""
         try:
             begin = log.begin_offset()
@@ -273,7 +275,7 @@ class RocketmqMessages:
                 f"{source or 'this place'} belongs to none of the indexes whose archives are given"
             ) from None
 
-    def _read_archived(self, archive: SegmentArchive, searches: Sequence[Search], threads: int) -> None:
+    def _read_archived(self, archive: SegmentArchive, searches: Sequence[MessageSearch], threads: int) -> None:
         """Try the segments that hold each place, one store after the other, until its message is found."""
         one_store = len(archive.state().byte_stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
@@ -290,7 +292,7 @@ class RocketmqMessages:
         for _ in range(_LOOKS):
             turn, looked_for = 0, open_searches
             while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
-                of_segments: dict[str, tuple[ArchivedSegment, list[Search]]] = {}
+                of_segments: dict[str, tuple[ArchivedSegment, list[MessageSearch]]] = {}
                 for search in open_searches:
                     segment = candidates[id(search)][turn]
                     of_segments.setdefault(segment.name, (segment, []))[1].append(search)
@@ -309,7 +311,7 @@ class RocketmqMessages:
             if not open_searches:
                 break
 
-    def _gap_of(self, search: Search) -> str | None:
+    def _gap_of(self, search: MessageSearch) -> str | None:
         """Return the problem if a place is in a gap between archived segments, else None.
 
         Segments are archived in order, so a gap was a segment that is lost.
@@ -323,40 +325,29 @@ class RocketmqMessages:
                     return f"the archived segment of {store} before offset {behind:,} was lost, and a record removed it"
         return None
 
-    def _outcome(self, search: Search) -> Fetched:
-        is_open = search.error is not None or search.damaged
-        known = search.found or (None if is_open else search.other or search.collision)
-        if known is not None:
-            return replace(known, requests=search.requests, bytes=search.bytes, instead=known.instead or search.instead)
-        problem = "; ".join(search.problems) or None
+    def _outcome(self, search: MessageSearch) -> Fetched:
+        outcome = search.outcome(partial(self._missing, search))
+        return replace(outcome, instead=outcome.instead or search.instead)
+
+    def _missing(self, search: MessageSearch) -> Fetched:
         state: MessageState = "missing"
-        if search.sees is not None and search.error is None and not (search.deleted and problem is None):
-            search.read_from, problem = None, _WITHHELD
-        if problem is None:
+        if search.sees is not None and search.error is None and not (search.deleted and not search.problems):
+            search.read_from, search.problems = None, [_WITHHELD]
+        if not search.problems:
             not_archived = "no archived segment holds it" if self._archives else "no archive was given"
             if (gap := self._gap_of(search)) is not None:
-                problem = gap
+                search.problems.append(gap)
             elif search.deleted:
                 state = "expired"
-                problem = f"the broker has deleted this part of its commit log, and {not_archived}"
+                search.problems.append(f"the broker has deleted this part of its commit log, and {not_archived}")
             else:
                 no_log = "" if self._folder is not None else ", and no store directory was given"
-                problem = not_archived + no_log
-        return Fetched(
-            item=search.item,
-            state=state,
-            read_from=search.read_from,
-            problem=problem,
-            error=search.error,
-            requests=search.requests,
-            bytes=search.bytes,
-            damaged=search.damaged or search.is_damaged_locally,
-            instead=search.instead,
-            withheld=search.sees is not None,
-        )
+                search.problems.append(not_archived + no_log)
+        damaged = search.damaged or search.is_damaged_locally
+        return search.missing(state, damaged=damaged, withheld=search.sees is not None)
 
 
-def _runs(segment: ArchivedSegment, table: SegmentTable, searches: Sequence[Search]) -> list[_Run]:
+def _runs(segment: ArchivedSegment, table: SegmentTable, searches: Sequence[MessageSearch]) -> list[_Run]:
     """Return the ranges of a segment to fetch: neighbours are joined."""
     runs: list[_Run] = []
     for search in sorted(searches, key=attrgetter("offset")):
@@ -378,7 +369,7 @@ def _covering(segment: ArchivedSegment, table: SegmentTable, offset: int, length
 
 
 @contextlib.contextmanager
-def _failing(searches: Sequence[Search]) -> Iterator[None]:
+def _failing(searches: Sequence[MessageSearch]) -> Iterator[None]:
     """Note an error of the block in all `searches`."""
     try:
         yield
@@ -391,7 +382,7 @@ def _failing(searches: Sequence[Search]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _charged(segment: ArchivedSegment, search: Search) -> Iterator[None]:
+def _charged(segment: ArchivedSegment, search: MessageSearch) -> Iterator[None]:
     """Count the request of the block for a search, unless the budget refuses it."""
     check_deadline(f"reading {segment.name}")
     search.requests += 1
@@ -403,7 +394,7 @@ def _charged(segment: ArchivedSegment, search: Search) -> Iterator[None]:
 
 
 def _read_table(
-    archive: SegmentArchive, tables: dict[str, SegmentTable], one: tuple[ArchivedSegment, list[Search]]
+    archive: SegmentArchive, tables: dict[str, SegmentTable], one: tuple[ArchivedSegment, list[MessageSearch]]
 ) -> None:
     """Add the table of a segment to `tables`, or note the error in its searches."""
     segment, searches = one
@@ -435,7 +426,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
 
 
 def _get(
-    archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, search: Search, begin: int, end: int
+    archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, search: MessageSearch, begin: int, end: int
 ) -> _Pieces:
     """Return whole pieces of a segment by one request, counted for `search`; fetch damaged ones once more."""
     for _ in range(2):
@@ -447,7 +438,7 @@ def _get(
     return _Pieces(segment, table, begin, data, damage)
 
 
-def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: Search) -> bool:
+def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: MessageSearch) -> bool:
     """Return whether a message of a visible topic begins at the place.
 
     If not, this always sends one more request, for the same number of pieces, so that the cost shows nothing.
@@ -470,7 +461,7 @@ def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: Search) -> bool:
     return topic is not None and sees(topic)
 
 
-def _decode(archive: SegmentArchive, pieces: _Pieces, search: Search) -> Message:
+def _decode(archive: SegmentArchive, pieces: _Pieces, search: MessageSearch) -> Message:
     """Return the message of a search; fetch it whole if it is longer than `pieces`."""
     offset, size, segment = search.offset, search.size, pieces.segment
     at = offset - segment.start

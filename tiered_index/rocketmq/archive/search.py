@@ -9,13 +9,14 @@ index keeps one of several entries with the same place and second.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
 from tiered_index.format.archived import DAMAGED_PIECE
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.lookup.messages import Fetched, MessageState
+from tiered_index.service.lookup.search import Search
 from tiered_index.types import IndexItem
 
 # Times of RocketMQ's index files are relative to their first entry, and may differ by one second
@@ -23,35 +24,22 @@ _CLOCK_STEP_S = 1
 
 
 @dataclass(slots=True)
-class Search:
-    """The search for one message. `problems` has those of the places so far, the newest last."""
+class MessageSearch(Search):
+    """The search for the message at an offset of a store's log."""
 
     offset: int
     # None: unknown.
     size: int | None
-    item: IndexItem | None
-    key: tuple[str, str] | None
+    key: tuple[str, str] | None = None
     host: Host | None = None
-    found: Fetched | None = None
-    collision: Fetched | None = None
-    # A message with the entry's place, second and key, and another size
-    other: Fetched | None = None
-    # The entry of a message with the entry's place and key, and another second
-    instead: IndexItem | None = None
-    problems: list[str] = field(default_factory=list)
-    error: StorageError | BudgetExceeded | None = None
-    read_from: str | None = None
     deleted: bool = False
-    # Whether the place is damaged, in an archived segment or in the source's own file. Without an entry only a checksum
-    # shows damage: usually no message begins there.
-    damaged: bool = False
+    # Whether the source's own file is damaged; `damaged`: an archived segment. Without an entry only a checksum shows
+    # damage: usually no message begins there.
     is_damaged_locally: bool = False
     # Whether the archived segment was removed or replaced
     gone: bool = False
     # Returns whether the caller may see a topic; None: every topic
     sees: Callable[[str], bool] | None = None
-    requests: int = 0
-    bytes: int = 0
 
     def take(self, message: Message, state: MessageState, read_from: str) -> None:
         """Judge a message that was read at the place."""
@@ -66,22 +54,12 @@ class Search:
                 self.instead = self.instead or self._entry_of(message)
                 return
         is_near = self.item is not None and carries and message.store_ms // 1000 != self.item.timestamp_ms // 1000
-        fetched = Fetched(
-            item=self.item,
-            state=state,
-            message=message,
-            carries_key=carries,
-            read_from=read_from,
-            problem="; ".join(self.problems) or None,
-            instead=self._entry_of(message) if is_near else None,
-            is_near=is_near,
-        )
+        instead = self._entry_of(message) if is_near else None
+        fetched = self.fetched(state, message=message, carries_key=carries, instead=instead, is_near=is_near)
         if problem is not None:
             self.other = self.other or fetched
-        elif carries:
-            self.found = fetched
         else:
-            self.collision = self.collision or fetched
+            self.settle(fetched)
 
     def take_erased(self, message: Message, read_from: str) -> None:
         """Judge an erased message: its remaining fields show whether it is the entry's."""
@@ -90,7 +68,7 @@ class Search:
             self.problems.append(f"{read_from}: {problem}")
         elif self.key is not None and message.topic != self.key[0]:
             # it has no keys any more: only the topic shows that it is another entry's
-            self.collision = Fetched(item=self.item, state="erased", carries_key=False, read_from=read_from)
+            self.settle(self.fetched("erased", carries_key=False))
         else:
             told = "its body and properties were erased from the archived segment"
             self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)
