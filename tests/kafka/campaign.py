@@ -42,7 +42,7 @@ Places = dict[tuple[str, str], set[tuple[int, int]]]
 
 @dataclass
 class Outcome:
-    """What was tried, and found."""
+    """The counts of records, kills, faults and checks."""
 
     records: int = 0
     kills: int = 0
@@ -141,7 +141,7 @@ def logs_of(servers: str) -> Places:
 
 
 def check(index: Any, expected: Places, outcome: Outcome) -> None:
-    """Look every key up, and count what differs."""
+    """Look every key up, and count the differences."""
     pairs = list(expected)
     for first in range(0, len(pairs), _LOOKUPS):
         some = pairs[first : first + _LOOKUPS]

@@ -1,4 +1,4 @@
-"""How fast topics are read into an index by their keys: ``python -m tests.kafka.rate ROOT SERVERS TOPIC,...``.
+"""Measures the rate at which topics are read into an index: ``python -m tests.kafka.rate ROOT SERVERS TOPIC,...``.
 
 It prints records, seconds, and seconds of processor time of all threads, those of the client among them. All entries
 are flushed by then.

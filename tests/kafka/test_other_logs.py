@@ -105,7 +105,7 @@ def test_without_ids_records_tell_a_log_by_any_key_that_was_indexed(index, clust
     producing.send(topic, [{**one, "headers": [("h", f"h-{n}")]} for n, one in enumerate(records("old", BEFORE))])
     ingest(index, servers, topic, keys=("header:h",))
     assert told(ingest(index, servers, topic, keys=("key",))) == []
-    # none of the last records has a key: the log can't be told from another one, and is read again
+    # none of the last records has a key: no key shows whether it is the same log, so it is read again
     producing.send(topic, [{"value": "v", "partition": 0}] * 100)
     assert ingest(index, servers, topic).messages == 100
     again = ingest(index, servers, topic)

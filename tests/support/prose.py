@@ -58,6 +58,7 @@ _AVOID = {
 _PASSIVE = re.compile(r"\b(?:am|are|be|been|being|is|was|were) (?:\w+ly )?\w+(?:ed|en)\b")
 _MARKUP = (
     (r"<!--.*?-->|^```.*?^```", "\n\n", re.M | re.S),
+    (r"^ {4}.*$", "\n\n", re.M),
     (r"`+[^`]*`+", "X", 0),
     (r"!?\[([^\]]*)\]\([^)]*\)", r"\1", 0),
     (r"\n(?=\s*(?:[-*|#]|\d+\.) )", "\n\n", 0),

@@ -1,25 +1,14 @@
-"""Pages, help and messages are in plain English: sentences of at most 25 words, without phrases that puzzle readers.
-proselint finds clichés, redundant words and jargon.
-"""
+"""Pages, help, docstrings, comments and messages are in plain English.
 
-import ast
-import functools
-import re
-import tokenize
-from io import StringIO
-from pathlib import Path
+Sentences have at most 25 words, and no phrases that puzzle readers. proselint finds clichés and jargon.
+"""
 
 import pytest
 
-from tests.support.prose import TOP, faults, linted, pages
+from tests.support.prose import TOP, faults, faults_of_module, linted, pages
 from tests.unit.cli.test_exit_codes import all_commands
 
-AVOID = re.compile(
-    r"\b(for ever|for good|of which|who wants|it is said|is told|are told|takes in|is met|anew|goes on|lies|stands|"
-    r"whoever|but for|is no [A-Z]\w+)\b"
-)
-AVOID_IN_CODE = re.compile(r"\b(for ever|for good|takes in|is met|anew|goes on|lies|stands|but for)\b")
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+CODE = ("tiered_index", "tests", "docs")
 
 
 @pytest.mark.parametrize(
@@ -78,26 +67,6 @@ def test_help() -> None:
         assert not linted("\n\n".join(texts)), words
 
 
-@functools.cache
-def nodes_of_modules() -> list[tuple[Path, str, list[ast.AST]]]:
-    """Return path, text and all nodes of each module."""
-    texts = [(path, path.read_text()) for path in (TOP / "tiered_index").rglob("*.py")]
-    return [(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts]
-
-
-def test_code() -> None:
-    for path, text, every in nodes_of_modules():
-        nodes = [node for node in every if isinstance(node, DOCUMENTED)]
-        docs = [(node, ast.get_docstring(node) or "") for node in nodes]
-        tokens = tokenize.generate_tokens(StringIO(text).readline)
-        comments = [one.string for one in tokens if one.type == tokenize.COMMENT]
-        assert not [one for one in (*comments, *(doc for _, doc in docs)) if AVOID_IN_CODE.search(one)], path
-        firsts = [doc for node, doc in docs if isinstance(node, ast.ClassDef | ast.Module)]
-        assert not [doc for doc in firsts if re.match(r"(What|Who|Whoever|Where|How)\b", doc)], path
-
-
-def test_messages() -> None:
-    for path, _, every in nodes_of_modules():
-        raised = [node for node in every if isinstance(node, ast.Raise)]
-        texts = [one.value for node in raised for one in ast.walk(node) if isinstance(one, ast.Constant)]
-        assert not [text for text in texts if isinstance(text, str) and AVOID.search(text)], path
+def test_docstrings_comments_and_messages() -> None:
+    modules = [path for folder in CODE for path in (TOP / folder).rglob("*.py")]
+    assert not {f"{path}": found for path in (*modules, TOP / "setup.py") if (found := faults_of_module(path))}

@@ -1,4 +1,4 @@
-"""What DuckDB says of the source: which messages the keys have, and whether the answers of a lookup are right.
+"""Checks answers by DuckDB: it finds the messages of the keys in the source, and compares the answers of a lookup.
 
     python -m tests.benchmarks.billion.oracle FOLDER find               writes the messages of the keys
     python -m tests.benchmarks.billion.oracle FOLDER sort ENTRIES       writes all messages sorted by topic and key

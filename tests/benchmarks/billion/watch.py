@@ -1,6 +1,6 @@
-"""What a program and the processes below it take: time, CPU, peak memory, bytes, disk. Linux.
+"""Measures a program and the processes below it: time, CPU, peak memory, bytes, disk. Linux.
 
-Bytes are those of read and write calls of all these processes, by `/proc`; reads by memory map are not among them.
+Bytes are those of read and write calls of all these processes, by `/proc`; reads by memory map are not counted.
 """
 
 from __future__ import annotations
