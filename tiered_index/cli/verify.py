@@ -19,7 +19,7 @@ from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.results import show_fields, show_rows
 from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, error_named
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, error_named
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.checks import check_index
@@ -255,7 +255,8 @@ def _opened_copy(config: IndexConfig, uri: str) -> Iterator[StoredIndex]:
         try:
             index = stack.enter_context(open_stored_index(config.changed(storage=uri, root=None)))
         except ConfigError as error:
-            raise type(error)(f"--copy {uri}: {error}") from error
+            hint = ": give a copy that `tiered-index copy` made" if isinstance(error, NotAnIndex) else ""
+            raise type(error)(f"--copy {uri}: {error}{hint}") from error
         yield index
 
 
