@@ -169,7 +169,7 @@ def test_the_table_adds_up_to_the_totals(query, flags):
     ((files, skipped, requests, kib),) = sums
     assert sum(int(row[0]) for row in rows) == int(requests)
     assert sum(float(row[1]) for row in rows) == pytest.approx(float(kib), abs=0.05 * (len(rows) + 1))
-    (usd,) = re.findall(r"([\d.]+) USD a million", out)
+    (usd,) = re.findall(r"([\d.]+) USD per million", out)
     assert sum(float(row[2]) for row in rows) == pytest.approx(float(usd), abs=0.005 * len(rows))
     assert int(files) + int(skipped) == FILES
     names = re.findall(r"^ ([0-9a-f]{15}-[0-9a-f]{12})  ", table, re.MULTILINE)
