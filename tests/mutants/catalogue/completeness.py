@@ -169,7 +169,7 @@ batch-done-with-a-hole: a lookup of a batch ends although a block before its ans
   + np.logical_or.accumulate(unread & False, axis=0) & self._needing
   tests/unit/service/test_parts_of_lookups.py::test_what_was_read_behind_a_hole_does_not_make_a_page[True]
 broken-index-is-an-empty-folder: an index below a prefix that lost its log is skipped as if it were empty
-  in IndexReader._open_child
+  in Children._open
   - if next(iter(child.list(epoch_name(1))), None) is not None:
   + if child is None:
   tests/unit/service/several/test_refreshes.py::test_an_index_without_its_log_is_no_empty_folder
