@@ -219,9 +219,9 @@ def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int)
         yield data
 
 
-def patched(pieces: Iterable[bytes], patches: Sequence[Patch], position: int = 0) -> Iterator[bytes]:
-    """Yield successive pieces, from a position in the segment on, with the patches applied."""
-    waiting = [patch for patch in reversed(patches) if patch.end > position]
+def patched(pieces: Iterable[bytes], patches: Sequence[Patch]) -> Iterator[bytes]:
+    """Yield the successive pieces of a segment with the patches applied."""
+    waiting, position = [*reversed(patches)], 0
     for piece in pieces:
         data, end = bytearray(piece), position + len(piece)
         while waiting and waiting[-1].at < end:

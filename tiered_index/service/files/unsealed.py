@@ -72,7 +72,7 @@ class Reserve:
     """Allocated disk space for the beginning of the next file, under a temporary name."""
 
     def __init__(self, root: Root, layout: Layout) -> None:
-        self.path = root.temporary(UNSEALED)
+        self.path = root.temporary()
         self._disk = root.disk
         self.descriptor = self._disk.create(self.path)
         with contextlib.ExitStack() as undo:
@@ -229,7 +229,7 @@ class UnsealedFile(UnsealedEntries):
         table = UnsealedTable(journal.layout, journal.begin_ms)
         record = encode_open(journal)
         journal.valid_length = len(record)
-        temporary = root.temporary(UNSEALED)
+        temporary = root.temporary()
         journal_descriptor = disk.create(temporary)
         try:
             disk.pwrite(journal_descriptor, record, 0)
@@ -476,7 +476,7 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
     look like damage without its entries. If that fails, the file is kept.
     """
     path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-    temporary = root.temporary(UNSEALED)
+    temporary = root.temporary()
     try:
         if journal_path.exists():
             root.disk.write_file(temporary, [begun])

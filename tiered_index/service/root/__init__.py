@@ -45,7 +45,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID
-from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
@@ -183,11 +183,11 @@ class Root:
 
     def journal_path(self, file_id: str) -> Path:
         """Return the path of an unsealed file's journal."""
-        return self.path / "unsealed" / (file_id + JOURNAL_SUFFIX)
+        return self.path / UNSEALED / (file_id + JOURNAL_SUFFIX)
 
-    def temporary(self, state: str) -> Path:
-        """Return a new temporary path in a state's folder."""
-        return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
+    def temporary(self) -> Path:
+        """Return a new temporary path in the folder of unsealed files."""
+        return self.path / UNSEALED / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
     def read_marker(self) -> Marker | None:
         """Return the marker; None: the root is empty or missing. Raises `NotAnIndex` for a folder with other files."""
