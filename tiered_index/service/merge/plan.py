@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -285,20 +285,29 @@ def _job(
         mine = tuple(by_begin[begin * window_s] for begin in group)
         begin_s, end_s = group[0] * window_s, (group[-1] + 1) * window_s
         inside = [stored for stored in ordered if stored.second_min < end_s and stored.second_max >= begin_s]
-        for low, high in itertools.pairwise(cuts):
-            # each task reads the directories of its inputs: of a large table only those of the shards that it needs
-            has = tuple(stored for stored in inside if _has(stored, low, high))
-            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor, state.expired))
+        # each task reads the directories of its inputs: of a large table only those of the shards that it needs
+        for (low, high), has in zip(itertools.pairwise(cuts), _by_range(inside, cuts), strict=True):
+            tasks.append(MergeTask(len(tasks), low, high, sequence, tuple(has), mine, descriptor, state.expired))
     return MergeJob(ordered, windows, tuple(tasks))
 
 
-def _has(stored: StoredObject, low: int, high: int) -> bool:
-    """Return whether an object may have entries of base slots [`low`, `high`)."""
-    shard = stored.shard
-    if shard is None:
-        return True
-    first, last = shard.slots.slots_of_base(low, high)
-    return shard.slot_low < last and first < shard.slot_high
+def _by_range(objects: Iterable[StoredObject], cuts: Sequence[int]) -> list[list[StoredObject]]:
+    """Return the objects that may have entries of the base slots from each cut to the next, in their order."""
+    found: list[list[StoredObject]] = [[] for _ in cuts[1:]]
+    # for each slot map, the first slot of each range and the end of its slots
+    bounds: dict[SlotMap, tuple[list[int], list[int]]] = {}
+    for stored in objects:
+        if (shard := stored.shard) is None:
+            first, end = 0, len(found)
+        else:
+            if shard.slots not in bounds:
+                slots = [shard.slots.slots_of_base(*part) for part in itertools.pairwise(cuts)]
+                bounds[shard.slots] = [low for low, _ in slots], [high for _, high in slots]
+            lows, highs = bounds[shard.slots]
+            first, end = bisect_right(highs, shard.slot_low), bisect_left(lows, shard.slot_high)
+        for has in found[first:end]:
+            has.append(stored)
+    return found
 
 
 def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[list[list[StoredObject]]]:
