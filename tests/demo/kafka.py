@@ -32,8 +32,8 @@ from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_count, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
-from tiered_index.kafka.client import open_consumer, range_of
-from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+from tiered_index.kafka.client import KafkaBroker
+from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Lookup
@@ -136,16 +136,13 @@ class Stages:
 
     def delete_and_show(self) -> None:
         """Delete every record at the broker, and show records of each partition from the archive."""
-        consumer = open_consumer(self.cluster.servers, {"log_level": "0"})
-        left = 0
+        left, broker = 0, KafkaBroker({"bootstrap.servers": self.cluster.servers})
         for topic in TOPICS:
             for partition in range(PARTITIONS):
-                self.cluster.trim(topic, partition, range_of(consumer, topic, partition)[1])
-                begin, end = range_of(consumer, topic, partition)
+                self.cluster.trim(topic, partition, broker.range((topic, partition))[1])
+                begin, end = broker.range((topic, partition))
                 left += end - begin
-        consumer.close()
         wrong, gets, states = [], 0, Counter[str]()
-        broker = KafkaBroker({"bootstrap.servers": self.cluster.servers})
         with contextlib.closing(broker), IndexReader.open(config=self.config.changed(root=None)) as reader:
             source = KafkaMessages(reader.segment_archives, broker, KEYS)
             for record in map(Record, range(0, self.records, max(1, self.records // self.lookups))):

@@ -17,7 +17,7 @@ def _cluster():
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    for module in ("archive", "messages", "source"):
+    for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import tiered_index.kafka.client as kafka_client
 import tiered_index.kafka.source as kafka_source
 from tests.kafka.followed import source_of
 from tiered_index import IndexService
@@ -32,7 +33,7 @@ def open_index(root: Path) -> IndexService:
 
 def follow(root: Path, servers: str, topics: str, put: int, *, archives: bool) -> None:
     """Follow until the process is killed; a byte for each round that put records."""
-    kafka_source._WAIT_S = 0.02
+    kafka_source._WAIT_S = kafka_client._WAIT_S = 0.02
     index = open_index(root)
     source = source_of(index, servers, *topics.split(","), follow=True, settings=HASTY)
     archiver = KafkaArchiver(source, segment_bytes=1 << 14, every_s=0.0) if archives else None

@@ -38,10 +38,9 @@ def sent(producing, topic):
 
 
 @pytest.fixture
-def uri(tmp_path, servers, topic, sent, monkeypatch):
+def uri(tmp_path, servers, topic, sent):
     """A storage with the archive of a topic, of several files a partition."""
     uri = (tmp_path / "storage").as_uri()
-    monkeypatch.setattr("tiered_index.kafka.archive._MESSAGES", 20)
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
         follower = archive(index, servers, topic, segment_bytes=1 << 16, keys=("key", "header:h", "json:order.id"))
         assert (follower.messages, follower.loss_count) == (COUNT, 0)

@@ -14,7 +14,8 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import programs, section
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+from tiered_index.kafka.client import KafkaBroker
+from tiered_index.kafka.messages import KafkaMessages
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import open_consumer, range_of
+from tiered_index.kafka.client import KafkaBroker
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
@@ -81,12 +81,12 @@ def test_answers_that_are_cut_or_held_in_their_middle(brokers, index, topic, sen
 def test_no_error_makes_the_range_of_a_partition_another_one(cluster, servers, topic, sent, errors):
     sent(0, 100 * PARTITIONS)
     cluster.trim(topic, 2, 30)
-    consumer = open_consumer(servers, HASTY)
+    broker = KafkaBroker({**HASTY, "bootstrap.servers": servers})
     for _ in range(8):
         cluster.fail(LIST_OFFSETS, *errors)
-        assert range_of(consumer, topic, 2) == (30, 100)
-        assert range_of(consumer, topic, 1) == (0, 100)
-    consumer.close()
+        assert broker.range((topic, 2)) == (30, 100)
+        assert broker.range((topic, 1)) == (0, 100)
+    broker.close()
 
 
 # not its leader, no leader, not here for now, a timeout, a failed disk, an offset that a replica lacks, anything

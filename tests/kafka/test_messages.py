@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,8 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.kafka import open_kafka_messages
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.kafka.messages import KafkaBroker, KafkaMessages, parse_place
+from tiered_index.kafka.client import KafkaBroker
+from tiered_index.kafka.messages import KafkaMessages, parse_place
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
@@ -67,25 +70,22 @@ def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, p
 def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):
     producing.send(topic, sent(9))
     archive(index, servers, topic)
-    asked = []
+    asked, answer = [], Future()
 
-    def away(*place_and_timeout):
-        asked.append(place_and_timeout[1:])
-        time.sleep(min(0.2, place_and_timeout[-1]))
-        raise StorageUnavailable("timed out")
+    def away(_, places):
+        asked.extend(places)
+        return SimpleNamespace(answers=[answer], of=lambda _: answer.result())
 
-    monkeypatch.setattr("tiered_index.kafka.messages.range_of", away)
-    source = messages_of(index, servers)
-    for _ in range(3):
-        assert source.at(topic, 0, 7).state == "archived"
-    assert asked == [(topic, 0, 30.0)]
+    monkeypatch.setattr(KafkaBroker, "ranges", away)
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
     # a call with little time waits no longer than that, and says nothing of the broker
     source = messages_of(index, servers)
     with RequestContext(deadline_s=time.monotonic() + 0.2).active(), pytest.raises(BudgetExceeded):
         source.at(topic, 0, 7)
-    assert 0.1 <= asked[-1][2] <= 0.2
-    assert source.at(topic, 0, 7).state == "archived"
-    assert asked[-1] == (topic, 0, 30.0)
+    answer.set_exception(StorageUnavailable("timed out"))
+    for _ in range(3):
+        assert source.at(topic, 0, 7).state == "archived"
+    assert asked == [(topic, 0)] * 2
 
 
 def test_a_client_that_reads_while_the_broker_is_closed_leaves_after_its_record(servers, producing, topic, monkeypatch):
@@ -94,14 +94,20 @@ def test_a_client_that_reads_while_the_broker_is_closed_leaves_after_its_record(
 
     class Consumer:
         def unassign(self):
-            broker.close()
+            pass
 
         def close(self):
             closed.append(self)
 
-    monkeypatch.setattr("tiered_index.kafka.messages.open_consumer", lambda *_: Consumer())
-    monkeypatch.setattr(broker, "_read", lambda *_: None)
-    broker.record(topic, 0, 7)
+        def assign(self, _):
+            broker.close()
+
+        def consume(self, *_):
+            return [told]
+
+    told = SimpleNamespace(error=lambda: None, offset=lambda: 8)
+    monkeypatch.setattr("tiered_index.kafka.client.open_consumer", lambda *_: Consumer())
+    assert list(broker.records((topic, 0), 7, 8)) == []
     assert len(closed) == 1
 
 

@@ -17,7 +17,8 @@ from tiered_index.service.reading.root_view import UnsealedView
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
-    from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+    from tiered_index.kafka.client import KafkaBroker
+    from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.service.index import IndexService
     from tiered_index.service.lifecycle.segment_archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
@@ -105,8 +106,7 @@ def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> 
     settings = options.settings()
     if place is None and "bootstrap.servers" not in settings:
         return None
-    from tiered_index.kafka.client import KafkaAddress
-    from tiered_index.kafka.messages import KafkaBroker
+    from tiered_index.kafka.client import KafkaAddress, KafkaBroker
 
     return KafkaBroker(
         settings if place is None else settings | {"bootstrap.servers": KafkaAddress.parse(place).servers}

@@ -38,7 +38,8 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.budget import LookupLimits
 
 if TYPE_CHECKING:
-    from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+    from tiered_index.kafka.client import KafkaBroker
+    from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.server.listening import Listener
     from tiered_index.service.reader import IndexReader
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,18 +24,7 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.kafka.client import (
-    STEP_S,
-    TIMEOUT_S,
-    Ranges,
-    ask_ids,
-    asked,
-    error_of,
-    id_in,
-    is_passing,
-    kafka,
-    record_of,
-)
+from tiered_index.kafka.client import Stopped
 from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.log.records import ArchivedSegment
@@ -65,9 +52,6 @@ SCHEMA = pa.schema(
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
 )
-_MESSAGES = 1_000
-_WAIT_S = 0.2
-_PATIENCE_S = 60.0
 # the bytes of a record in memory, less those of its texts
 _RECORD_BYTES = 100
 # a round ends after so many partitions that can't be archived now: each may take as long as a request may
@@ -127,10 +111,6 @@ def archived_files(reader: IndexReader, topic: str) -> list[str]:
     return [str(Path(unquote(urlsplit(place).path)) / encode(name)) for name in names]
 
 
-class _Stopped(StorageUnavailable):
-    """The round was asked to end."""
-
-
 @dataclass(eq=False)
 class KafkaArchiver:
     """Archives the records that a source has put: an `Archiver`.
@@ -148,8 +128,9 @@ class KafkaArchiver:
 
     def __post_init__(self) -> None:
         self._index, self._clock = self.source.index, self.source.clock
-        self._consumer: Any = None
-        self._next: tuple[str, int, int] | None = None
+        # what reads on in a store, and the next offset there
+        self._reading: Iterator[KafkaRecord] = iter(())
+        self._next: tuple[str, int] | None = None
         self._stopped = threading.Event()
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
         self._failed: dict[str, int] = {}
@@ -181,19 +162,16 @@ class KafkaArchiver:
                         if not self._archive_next(name, until):
                             break
                     self._failed.pop(name.store, None)
-                except _Stopped:
+                except Stopped:
                     break
                 except StorageUnavailable as error:
                     # a partition may be away for long, and the others must not wait for it
                     self._failed[name.store] = next(self._failures)
-                    self._next = None
                     errors.append(error)
                     if len(errors) == _FAILURES:
                         break
         finally:
-            if self._consumer is not None:
-                self._consumer.close()
-                self._consumer = self._next = None
+            self._reading, self._next = iter(()), None
         if errors:
             raise errors[0]
         return self.archived - before
@@ -226,7 +204,7 @@ class KafkaArchiver:
         known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
         if known is not None and known >= until:
             return known
-        begin = asked(place, lambda: self._ask_begin(name), TIMEOUT_S, self._stopped)
+        begin, _ = self.source.broker.range((name.topic, name.partition), self._stopped)
         if known is None and name.log:
             self._lose_log_before(state, name, place)
         due = known
@@ -235,16 +213,6 @@ class KafkaArchiver:
         if begin > due:
             self._lose(due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}")
         return max(begin, due)
-
-    def _ask_begin(self, name: Name) -> int:
-        ranges = Ranges(self.source.admin, [(name.topic, name.partition)])
-        self._wait(ranges.answers)
-        return ranges.of((name.topic, name.partition))[0]
-
-    def _wait(self, answers: Iterable[Future[Any]]) -> None:
-        while wait(answers, _WAIT_S).not_done:
-            if self._stopped.is_set():
-                raise _Stopped("stopped while a broker was asked")
 
     def _lose_log_before(self, state: LogState, name: Name, place: str) -> None:
         before = name._replace(log=name.log - 1).store
@@ -259,47 +227,19 @@ class KafkaArchiver:
 
     def _read(self, name: Name, begin: int, until: int) -> tuple[list[KafkaRecord], int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
-        place, where = (name.topic, name.partition), f"{name.topic}/{name.partition}"
-        if self._consumer is None:
-            self._consumer = self.source.open_consumer()
-        if self._next != (*place, begin):
-            self._consumer.assign([kafka.TopicPartition(*place, begin)])
-        records: list[KafkaRecord] = []
-        size, end, heard_s = 0, begin, time.monotonic()
-        while size < self.segment_bytes and end < until:
-            if self._stopped.is_set():
-                raise _Stopped(f"{where}: stopped while it was archived")
-            messages = asked(where, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
-            for message in messages:
-                error = message.error()
-                if error is None and message.offset() < until:
-                    records.append(record_of(message))
-                    size += records[-1].size + _RECORD_BYTES
-                    end = message.offset() + 1
-                elif error is None or (error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until):
-                    end = until  # no record is before it
-                    break
-                elif not is_passing(error):
-                    raise error_of(error, where)
-            if messages:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > _PATIENCE_S:
-                raise StorageUnavailable(f"{where}: no record from offset {end:,} on for {_PATIENCE_S:g} seconds")
-        # at the end the client may have returned later ones, too
-        self._next = (*place, end) if end < until else None
-        return records, end
+        if self._next != (name.store, begin):
+            self._reading = self.source.broker.records((name.topic, name.partition), begin, until, self._stopped)
+        self._next = None
+        records, size = list[KafkaRecord](), 0
+        for record in self._reading:
+            records.append(record)
+            size += record.size + _RECORD_BYTES
+            if size >= self.segment_bytes:
+                self._next = name.store, record.offset + 1
+                return records, record.offset + 1
+        return records, until
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""
-        if name.topic_id and self._ask_id(name.topic) != name.topic_id:
+        if name.topic_id and self.source.broker.topic_id(name.topic, self._stopped) != name.topic_id:
             raise StorageUnavailable(f"{name.topic}: its id is not {name.topic_id} any more, or can't be asked now")
-
-    def _ask_id(self, topic: str) -> str:
-        def ask() -> str:
-            # of all topics: a broker may create a topic that it is asked for by name
-            cluster = self.source.admin.list_topics(timeout=STEP_S)
-            answers = ask_ids(self.source.admin, cluster, [topic])
-            self._wait(answers.values())
-            return id_in(answers[topic]) if answers else ""
-
-        return asked(topic, ask, TIMEOUT_S, self._stopped)

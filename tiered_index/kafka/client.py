@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +26,7 @@ from tiered_index.errors import (
     install_hint,
 )
 from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.storage.context import check_deadline
 
 try:
     import confluent_kafka
@@ -38,7 +42,10 @@ SCHEME = "kafka://"
 TIMEOUT_S = 30.0
 # of a request that is sent again later
 STEP_S = 5.0
-_PAUSE_S = 0.2
+_PAUSE_S = _WAIT_S = 0.2
+_MESSAGES = 1_000
+# else each record of an answer waits for a broker that is away
+_AWAY_S = 5.0
 _log = logging.getLogger(__name__)
 _LINE_S, _LINES = 60.0, 1_000
 # Durations and counts that differ in each line about the same trouble
@@ -129,12 +136,8 @@ def read_settings(path: Path) -> dict[str, str]:
     return settings
 
 
-# for consumers of single pieces: a fetch that waits for new records must not delay other requests
-PROMPT = {"log_level": "0", "fetch.wait.max.ms": "10"}
-
-
-def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any:
-    """Return a consumer of a cluster with the user's `settings` of the client; `more` are the caller's own.
+def open_consumer(settings: Mapping[str, str], **more: Any) -> Any:
+    """Return a consumer with the user's `settings` of the client, and the cluster's address; `more` are the caller's.
 
     Raises `ConfigError` for invalid settings, `InvalidArgument` for settings that the source must set itself.
     """
@@ -143,18 +146,12 @@ def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any
     if taken := sorted({*_OURS, *more} & settings.keys()):
         raise InvalidArgument(f"leave --kafka {taken[0]} out: the index sets it")
     try:
-        conf = {**_DEFAULTS, "bootstrap.servers": servers, **settings, **_OURS, **more}
-        return kafka.Consumer(conf, logger=_log)
+        return kafka.Consumer({**_DEFAULTS, **settings, **_OURS, **more}, logger=_log)
     except (kafka.KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
         for value in sorted(filter(None, settings.values()), key=len, reverse=True):
             reason = reason.replace(value, "...")
         raise ConfigError(f"--kafka: {reason}") from None
-
-
-def open_admin(servers: str, settings: Mapping[str, str]) -> Any:
-    """Return a client for questions. It logs nothing: call `open_consumer` first, which checks the settings."""
-    return kafka.admin.AdminClient({**settings, "bootstrap.servers": servers, "log_level": 0})
 
 
 def ask_ids(admin: Any, cluster: Any, topics: Iterable[str]) -> dict[str, Future[Any]]:
@@ -208,7 +205,8 @@ class Ranges:
         """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`."""
 
         def offsets() -> tuple[int, int]:
-            begin, end = (int(answers[kafka.TopicPartition(*place)].result().offset) for answers in self._ends)
+            answers = [answers[kafka.TopicPartition(*place)] for answers in self._ends]
+            begin, end = (int(answer.result().offset) for answer in answers)
             if min(begin, end) < 0:  # the client's answer for a leader that did not answer in time
                 raise StorageUnavailable(f"{what}: its broker does not answer")
             return begin, end
@@ -233,28 +231,139 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: th
         time.sleep(_PAUSE_S)
 
 
-def range_of(consumer: Any, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> tuple[int, int]:
-    """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`, at the latest
-    after about twice `timeout_s`.
-
-    librdkafka's call for both takes the last one for the first if only the request for the first one fails.
-    """
-
-    def offset_of(which: int) -> int:
-        (found,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, which)], timeout=timeout_s)
-        if found.error is not None:
-            raise kafka.KafkaException(found.error)
-        return int(found.offset)
-
-    return asked(
-        f"{topic}/{partition}", lambda: (offset_of(kafka.OFFSET_BEGINNING), offset_of(kafka.OFFSET_END)), timeout_s
-    )
-
-
 def is_passing(error: Any) -> bool:
     """Return whether the client itself repeats its request after an error."""
     found = error_of(error, "")
     return isinstance(found, StorageUnavailable) and error.name() not in (*MISSED, "_AUTO_OFFSET_RESET")
+
+
+class Deleted(Exception):
+    """The broker no longer has the offset."""
+
+
+class Stopped(StorageUnavailable):
+    """The caller was asked to end."""
+
+
+def _check_time(what: str, stopped: threading.Event | None) -> None:
+    check_deadline(f"reading {what}")
+    if stopped is not None and stopped.is_set():
+        raise Stopped(f"{what}: stopped while a broker was asked")
+
+
+@dataclass(eq=False)
+class KafkaBroker:
+    """Reads parts of the logs of a cluster, by the settings of its client with ``bootstrap.servers``. Any thread: each
+    has a consumer of its own while it reads.
+    """
+
+    settings: Mapping[str, str] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self.place = f"kafka://{self.settings['bootstrap.servers']}"
+        self._idle: deque[Any] = deque()
+        self._closed = False
+        # until when a partition is not asked again, and why
+        self._away: dict[Place, tuple[float, str]] = {}
+
+    @cached_property
+    def admin(self) -> Any:
+        """The client for questions, which logs nothing."""
+        self._idle.append(self._consumer())  # it checks the settings
+        return kafka.admin.AdminClient({**self.settings, "log_level": 0})
+
+    def _consumer(self) -> Any:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        # few records are wanted, and no wait for new ones must delay other requests
+        few = {"queued.min.messages": "1", "fetch.queue.backoff.ms": "1", "fetch.wait.max.ms": "10", "log_level": "0"}
+        return open_consumer({**few, **self.settings})
+
+    def ranges(self, places: Iterable[Place]) -> Ranges:
+        """Ask for the ranges of partitions' logs."""
+        return Ranges(self.admin, places, committed=self.settings.get("isolation.level") != "read_uncommitted")
+
+    def range(self, place: Place, stopped: threading.Event | None = None) -> tuple[int, int]:
+        """Return the first offset of a partition, and the offset after its last record. Raises as `asked`."""
+
+        def ask() -> tuple[int, int]:
+            ranges = self.ranges([place])
+            while wait(ranges.answers, _WAIT_S).not_done:
+                _check_time(where, stopped)
+            return ranges.of(place)
+
+        return asked(where := "{}/{}".format(*place), ask, TIMEOUT_S, stopped)
+
+    def topic_id(self, topic: str, stopped: threading.Event | None = None) -> str:
+        """Return a topic's id as `id_in` does; empty also while the cluster has no controller. Raises as `asked`."""
+
+        def ask() -> str:
+            # of all topics: a broker may create a topic that it is asked for by name
+            answers = ask_ids(self.admin, self.admin.list_topics(timeout=STEP_S), [topic])
+            while wait(answers.values(), _WAIT_S).not_done:
+                _check_time(topic, stopped)
+            return id_in(answers[topic]) if answers else ""
+
+        return asked(topic, ask, TIMEOUT_S, stopped)
+
+    def records(
+        self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
+    ) -> Generator[KafkaRecord, None, None]:
+        """Yield the records of a partition from offset `begin` to `until`, which its log has. Raises as `error_of`."""
+        where, consumer, heard_s = "{}/{}".format(*place), self._consumer(), time.monotonic()
+        try:
+            consumer.assign([kafka.TopicPartition(*place, begin)])
+            while begin < until:
+                _check_time(where, stopped)
+                messages = asked(where, partial(consumer.consume, min(until - begin, _MESSAGES), _WAIT_S))
+                for message in messages:
+                    error = message.error()
+                    if error is None and message.offset() < until:
+                        begin = message.offset() + 1
+                        yield record_of(message)
+                    elif error is None or (
+                        error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until
+                    ):
+                        begin = until  # no record is before it
+                        break
+                    elif not is_passing(error):
+                        raise error_of(error, where)
+                if messages:
+                    heard_s = time.monotonic()
+                elif time.monotonic() - heard_s > TIMEOUT_S:
+                    raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
+        finally:
+            consumer.unassign()  # else it reads on
+            if self._closed:
+                consumer.close()
+            else:
+                self._idle.append(consumer)
+
+    def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
+        """Return the record at a place; None: the log has none there. Raises `Deleted`, and as `asked`.
+
+        If a partition's broker is away, calls for the partition in the next seconds raise the same error at once.
+        """
+        place, where = (topic, partition), f"{topic}/{partition}"
+        away_until_s, reason = self._away.get(place, (0.0, ""))
+        if time.monotonic() < away_until_s:
+            raise StorageUnavailable(reason)
+        try:
+            begin, end = self.range(place)
+            if offset < begin:
+                raise Deleted(f"the log of {where} begins at offset {begin:,}")
+            with contextlib.closing(self.records(place, offset, min(offset + 1, end))) as records:
+                return next(records, None)
+        except StorageUnavailable as error:
+            check_deadline(f"reading {where}")  # with more time it might have answered
+            self._away[place] = time.monotonic() + _AWAY_S, str(error)
+            raise
+
+    def close(self) -> None:
+        """Leave the cluster. A client that reads now leaves it after its records."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
 
 
 def error_of(error: Any, what: str) -> TieredIndexError:

@@ -8,34 +8,14 @@ place contradicts the entry, it is from another log of the partition. Threads: a
 from __future__ import annotations
 
 import re
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from tiered_index.errors import (
-    BudgetExceeded,
-    CorruptFile,
-    InvalidArgument,
-    ObjectNotFound,
-    StorageError,
-    StorageUnavailable,
-)
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
 from tiered_index.kafka.archive import FUNCTION, keys_of_file, records_of
-from tiered_index.kafka.client import (
-    PROMPT,
-    TIMEOUT_S,
-    asked,
-    error_of,
-    is_passing,
-    kafka,
-    open_consumer,
-    range_of,
-    record_of,
-)
+from tiered_index.kafka.client import Deleted, KafkaBroker
 from tiered_index.kafka.keys import KeyFunction, Keys
 from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
@@ -45,13 +25,10 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.service.lookup.search import Search
 from tiered_index.service.threads import each
-from tiered_index.storage.context import check_deadline, remaining_s
+from tiered_index.storage.context import check_deadline
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 
 _PLACE = re.compile(r"kafka:([^/]+)/([0-9]+)/([0-9]+)")
-_WAIT_S = 0.2
-# else each record of an answer waits for a broker that is away
-_AWAY_S = 5.0
 # how often a segment is looked for that was replaced since the log was read
 _LOOKS = 5
 # entries of the preset `rocketmq` may be one second off
@@ -63,83 +40,6 @@ def parse_place(text: str) -> tuple[str, int, int]:
     if (found := _PLACE.fullmatch(text)) is None:
         raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r}")
     return found[1], int(found[2]), int(found[3])
-
-
-class Deleted(Exception):
-    """The broker no longer has the offset."""
-
-
-@dataclass(eq=False)
-class KafkaBroker:
-    """Reads records of a cluster by their places, by the settings of its client with ``bootstrap.servers``. Any thread:
-    each has a client of its own while it reads.
-    """
-
-    settings: Mapping[str, str] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        self.place = f"kafka://{self.settings['bootstrap.servers']}"
-        self._idle: deque[Any] = deque()
-        self._closed = False
-        # until when a partition is not asked again, and why
-        self._away: dict[tuple[str, int], tuple[float, str]] = {}
-
-    def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
-        """Return the record at a place; None: the log has none there. Raises `Deleted`, and as the client.
-
-        If a partition's broker is away, calls for the partition in the next seconds raise the same error at once.
-        """
-        away_until_s, reason = self._away.get((topic, partition), (0.0, ""))
-        if time.monotonic() < away_until_s:
-            raise StorageUnavailable(reason)
-        try:
-            consumer = self._idle.pop()
-        except IndexError:
-            few = {**PROMPT, "queued.min.messages": "1"}
-            consumer = open_consumer(self.settings["bootstrap.servers"], {**few, **self.settings})
-        try:
-            return self._read(consumer, topic, partition, offset)
-        except StorageUnavailable as error:
-            check_deadline(f"reading {topic}/{partition}")  # with more time it might have answered
-            self._away[topic, partition] = time.monotonic() + _AWAY_S, str(error)
-            raise
-        finally:
-            consumer.unassign()  # else it reads on
-            if self._closed:
-                consumer.close()
-            else:
-                self._idle.append(consumer)
-
-    def _read(self, consumer: Any, topic: str, partition: int, offset: int) -> KafkaRecord | None:
-        where = f"{topic}/{partition}"
-        check_deadline(f"reading {where}")
-        left_s = remaining_s()
-        begin, end = range_of(
-            consumer, topic, partition, TIMEOUT_S if left_s is None else max(0.1, min(TIMEOUT_S, left_s))
-        )
-        if offset < begin:
-            raise Deleted(f"the log of {where} begins at offset {begin:,}")
-        if offset >= end:
-            return None
-        consumer.assign([kafka.TopicPartition(topic, partition, offset)])
-        until_s = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < until_s:
-            check_deadline(f"reading {where}")
-            for message in asked(where, lambda: consumer.consume(1, _WAIT_S)):
-                error = message.error()
-                if error is None:
-                    return record_of(message) if message.offset() == offset else None
-                if error.code() == kafka.KafkaError._PARTITION_EOF:
-                    return None
-                if not is_passing(error):
-                    raise error_of(error, where)
-        raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
-
-    def close(self) -> None:
-        """Leave the cluster. A client that reads now leaves it after its record."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
 
 
 @dataclass(slots=True)

@@ -58,12 +58,12 @@ from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import records_of
 from tiered_index.kafka.client import (
     MISSED,
-    PROMPT,
     STEP_S,
     TIMEOUT_S,
+    Deleted,
     KafkaAddress,
+    KafkaBroker,
     Place,
-    Ranges,
     ask_ids,
     asked,
     error_of,
@@ -71,12 +71,10 @@ from tiered_index.kafka.client import (
     id_in,
     is_passing,
     kafka,
-    open_admin,
     open_consumer,
     record_of,
 )
 from tiered_index.kafka.keys import Keys
-from tiered_index.kafka.messages import Deleted, KafkaBroker
 from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name, archived_end, keys_in, positions_by_store
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -107,15 +105,6 @@ class OffsetOutOfRange(CorruptFile):
         self.position, self.begin, self.end = position, begin, end
 
 
-class _Held(NamedTuple):
-    """A record that is compared with the entries of the index; `time_ms` is negative if the record has none."""
-
-    offset: int
-    size: int
-    time_ms: int
-    keys: tuple[str, ...]
-
-
 @dataclass(eq=False, slots=True)
 class Partition:
     """One partition: `position` is the offset after its last put record, `read` after its last read one.
@@ -126,11 +115,7 @@ class Partition:
     name: Name
     position: int
     read: int
-    # The log may be another one, or cut: records before the position must be compared with the index. They are `held`.
-    doubted: Literal["log", "tail"] | None = None
-    held: list[_Held] = field(default_factory=list)
-    # Why it must be read again, and from which offset (None: the log's begin)
-    again: tuple[str, int | None] | None = None
+    # The client has lost its place in the log
     is_out_of_range: bool = False
     # The offset at which a run without `follow` ends; None: unknown
     target: int | None = None
@@ -151,7 +136,7 @@ class Partition:
 
     def is_done(self) -> bool:
         """Return whether all records that the log had at the begin are put."""
-        return self.doubted is None and (self.at_end or (self.target is not None and self.position >= self.target))
+        return self.at_end or (self.target is not None and self.position >= self.target)
 
 
 class _Read(NamedTuple):
@@ -197,8 +182,9 @@ class KafkaSource:
             raise InvalidArgument("--commit-group: the name of a group is not empty")
         if self.cluster is not None and "/" in self.cluster:
             raise InvalidArgument(f"--store-name {self.cluster!r}: the name of a cluster has no /")
-        self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error)
-        self.admin = open_admin(self.address.servers, self.settings)
+        settings = {**self.settings, "bootstrap.servers": self.address.servers}
+        self._consumer = open_consumer(settings, error_cb=self._note_error)
+        self.broker = KafkaBroker(settings)
         self._partitions: dict[Place, Partition] = {}
         # Partitions that are not read until their ranges are known, those of deleted topics, and those that the broker
         # reported as missing
@@ -229,6 +215,7 @@ class KafkaSource:
             self._begin()
         except BaseException:
             self._consumer.close()
+            self.broker.close()
             raise
         self._has_begun = True
         for key in self.keys.given if self.keys.function is None else ("function",):
@@ -322,7 +309,7 @@ class KafkaSource:
         self._gone = (self._gone | gone) - there
         missed = self._missed
         self._missed = set()
-        answers = ask_ids(self.admin, found, wanted)
+        answers = ask_ids(self.broker.admin, found, wanted)
         yield answers.values()
         ids, trouble = dict[str, str](), None
         for name, answer in answers.items():
@@ -335,7 +322,7 @@ class KafkaSource:
                 self._stop_reading(place)
                 self._waiting.add(place)
         waiting = frozenset(self._waiting)
-        ranges = Ranges(self.admin, there, committed=self.settings.get("isolation.level") != "read_uncommitted")
+        ranges = self.broker.ranges(there)
         yield ranges.answers
         durable = self._newest_names() if waiting else {}
         away = {}
@@ -385,24 +372,10 @@ class KafkaSource:
                     self._note_begin(partition)
             elif is_other:
                 self._start_anew(partition, begin, "its topic was deleted and created again", is_other=True)
-            elif before is not None and before.again is not None:
-                why, at = before.again
-                self._start_anew(
-                    partition, begin if at is None else at, why, self._is_archived_log(name, begin) is False
-                )
-            elif before is not None and before.is_out_of_range:
-                self._continue_in_range(partition, begin, end)
-            elif before is not None and before.doubted == "tail" and begin < position:
-                partition.doubted = "tail"
-            elif not name.topic_id:
-                is_archived = self._is_archived_log(name, begin)
-                if is_archived is False:
-                    self._start_anew(partition, begin, "a record is not the one that was archived", is_other=True)
-                elif is_archived is None and begin < position:  # else there is nothing to compare
-                    partition.doubted = "log"
+            elif (is_lost := before is not None and before.is_out_of_range) or not name.topic_id:
+                self._continue(partition, begin, end, is_lost)
         partition.target, partition.high = None if self.follow else end, max(partition.high, end)
-        at = max(begin, partition.read - _COMPARED) if partition.doubted is not None else partition.read
-        self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
+        self._consumer.incremental_assign([kafka.TopicPartition(*place, partition.read)])
         self._assigned.add(place)
         self._partitions[place] = partition
         self._waiting.discard(place)
@@ -427,25 +400,53 @@ class KafkaSource:
     def _archived_end(self, name: Name) -> int | None:
         return archived_end(self.index.segment_archive.state(), name.store)
 
-    def _continue_in_range(self, partition: Partition, begin: int, end: int) -> None:
-        """Continue at the begin or end of a log that lacks the next record. Raises `OffsetOutOfRange` without
-        `restart_at`.
+    def _continue(self, partition: Partition, begin: int, end: int, is_lost: bool) -> None:
+        """Continue in a log that may be another one or, if the client has lost its place (`is_lost`), was cut.
+
+        Raises `OffsetOutOfRange` without `restart_at`.
         """
-        if begin <= partition.read <= end:
-            # a replica was behind its leader, or the log was cut and has grown again
-            partition.doubted = "tail" if begin < partition.position else None
-            return
-        if self.restart_at is None:
-            raise OffsetOutOfRange(partition.place, partition.read, begin, end)
-        target = begin if self.restart_at == "begin" else end
-        loss = _gap(partition, begin, end, target)
-        if target < partition.read:
-            same_log = self._is_archived_log(partition.name, begin) is True
-            partition.name = partition.name.begun_again(same_log=same_log)
-            partition.position = target
-            if not same_log:
-                self._note_begin(partition)
-        self._pending.append(self._passed(partition, target, loss))
+        position, is_archived = partition.position, self._is_archived_log(partition.name, begin)
+        if not is_lost and is_archived is not None:
+            if not is_archived:
+                self._start_anew(partition, begin, "a record is not the one that was archived", is_other=True)
+        elif begin <= position <= end:
+            found, other = self._compared(partition, begin)
+            if is_lost and other is not None:  # else a replica was behind its leader
+                why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
+                self._start_anew(partition, other if found else begin, why, is_archived is False)
+            elif not is_lost and not found and begin < position:
+                why = f"none of its records before offset {position:,} is in the index"
+                self._start_anew(partition, begin, why, is_other=False)
+        elif self.restart_at is None:
+            raise OffsetOutOfRange(partition.place, position, begin, end)
+        else:
+            target = begin if self.restart_at == "begin" else end
+            loss = _gap(partition, begin, end, target)
+            if target < position:
+                same_log = is_archived is True
+                partition.name = partition.name.begun_again(same_log=same_log)
+                partition.position = target
+                if not same_log:
+                    self._note_begin(partition)
+            self._pending.append(self._passed(partition, target, loss))
+
+    def _compared(self, partition: Partition, begin: int) -> tuple[bool, int | None]:
+        """Return whether one of the last records before the position is in the index, and the first one after it that
+        is not.
+        """
+        other, position, keys_of = None, partition.position, self.all_keys().of
+        records = list(self.broker.records(partition.key, max(begin, position - _COMPARED), position))
+        for record in reversed(records):
+            keys = keys_of(record)
+            if record.timestamp_ms is None or not keys:
+                continue  # an entry without a time has the one at which it was read
+            time_ms, place = min(record.timestamp_ms, MAX_TIMESTAMP_MS), (record.partition, record.offset, record.size)
+            for key in keys:
+                items = self.index.query(record.topic, key, time_ms, time_ms, _ALIKE).items
+                if any((item.queue_id, item.offset, item.size) == place for item in items):
+                    return True, other
+            other = record.offset
+        return False, other
 
     def _is_archived_log(self, name: Name, begin: int) -> bool | None:
         """Return whether the log of a broker is the archived one; None: no record is in both."""
@@ -453,70 +454,19 @@ class KafkaSource:
         segments = archive.refresh().segments_of(name.store)[-1:]
         if not segments or segments[0].end <= begin:
             return None
-        broker = KafkaBroker({**self.settings, "bootstrap.servers": self.address.servers})
         # a damaged segment or record, or one that was deleted since, can't tell
-        with contextlib.closing(broker), contextlib.suppress(CorruptFile, ObjectNotFound, Deleted):
+        with contextlib.suppress(CorruptFile, ObjectNotFound, Deleted):
             rows = records_of(decode_columns(archive.verified(segments[0], 0, segments[0].size_bytes)))
             for row in [row for row in reversed(rows) if row.offset >= begin][:_ASKED]:
-                if (record := broker.record(name.topic, name.partition, row.offset)) is not None:
+                if (record := self.broker.record(name.topic, name.partition, row.offset)) is not None:
                     return record == row
         return None
-
-    def _is_same_log(self, partition: Partition, messages: list[Any], end: int | None) -> bool:
-        """Return whether the records before the position are in the index. If not, the partition is read again.
-
-        `end` is the log's end if no message follows. While all `messages` are before the position, later ones decide.
-        """
-        position, place, keys_of = partition.position, partition.key, self.all_keys().of
-        partition.held += [
-            _Held(one.offset(), _size(one), min(one.timestamp()[1], MAX_TIMESTAMP_MS), tuple(keys_of(record_of(one))))
-            for one in messages
-            if one.offset() < position
-        ]
-        if end is None and messages[-1].offset() < position:
-            return False
-        if end is not None and end < position:
-            partition.is_out_of_range = True
-            self._settle(place)
-            return False
-        held, partition.held, other = partition.held, [], None
-        is_tail, found = partition.doubted == "tail", False
-        for record in reversed(held):
-            if found := self._is_put(place, record):
-                break
-            if record.time_ms >= 0 and record.keys:
-                other = record.offset
-        if not is_tail and not found:
-            partition.again = f"none of its records before offset {position:,} is in the index", None
-        elif is_tail and other is not None:
-            why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
-            partition.again = why, other if found else None
-        if partition.again is not None:
-            self._settle(place)
-            return False
-        partition.doubted = None
-        return True
 
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
         durable = positions_by_store(self.index.durable_positions())
-        names = [one.name for one in self._known() if one.doubted is None and one.key not in self._waiting]
+        names = [one.name for one in self._known() if one.key not in self._waiting]
         return [(name, durable[name.store]) for name in names if name.store in durable]
-
-    def open_consumer(self) -> Any:
-        """Return another consumer of the cluster, for single pieces."""
-        return open_consumer(self.address.servers, {**PROMPT, "log_level": "6", **self.settings})
-
-    def _is_put(self, place: Place, record: _Held) -> bool:
-        """Return whether the index has an entry of a record, with its place, size, time and one of its keys."""
-        if record.time_ms < 0:
-            return False  # its entry has the time at which it was read
-        (topic, number), time_ms = place, record.time_ms
-        return any(
-            (item.queue_id, item.offset, item.size) == (number, record.offset, record.size)
-            for key in record.keys
-            for item in self.index.query(topic, key, time_ms, time_ms, _ALIKE).items
-        )
 
     def all_keys(self) -> Keys:
         """Return the extraction of all keys that this run and earlier runs put."""
@@ -631,10 +581,6 @@ class KafkaSource:
                 continue
             if not partition.is_done():
                 self._heard_s = time.monotonic()
-            if partition.doubted is not None:
-                if not self._is_same_log(partition, several, end):
-                    continue
-                several = [message for message in several if message.offset() >= partition.read]
             if several:
                 self._pending.append(self._read(partition, several))
             if end is not None:
@@ -723,7 +669,7 @@ class KafkaSource:
             if new:
                 offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
                 request = kafka.ConsumerGroupTopicPartitions(self.commit_group, offsets)
-                answers = self.admin.alter_consumer_group_offsets([request], request_timeout=_CLOSE_S)
+                answers = self.broker.admin.alter_consumer_group_offsets([request], request_timeout=_CLOSE_S)
                 self._commit = new, answers[self.commit_group]
 
     def lag(self) -> Lag:
@@ -764,6 +710,7 @@ class KafkaSource:
                 self._publish()
         finally:
             self._consumer.close()
+            self.broker.close()
 
 
 def _problem_of(answer: Future[Any], what: str) -> str | None:
