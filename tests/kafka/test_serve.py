@@ -48,7 +48,7 @@ def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producin
     index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
     keys = ("--key", "key", "--key", "header:trace")
     asked = {"topic": topic, "body": "json"}
-    with started(*index, "--follow", f"kafka://{servers}/{topic}", *keys) as (_, client):
+    with started(*index, "--follow", f"kafka://{servers}/{topic}", *keys) as (process, client):
         until(lambda: found(client, topic, "t2") == [(1, 2)])
         (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
         assert (one["state"], one["read_from"]) == ("local", f"kafka://{servers}/{topic}/1")
@@ -63,6 +63,9 @@ def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producin
         assert [each["message"]["body"] for each in place] == ['{"n": 2}']
         assert client.get(f"/v1/messages/kafka:{topic}/1/9").status_code == 404
         assert client.get("/v1/messages/kafka:nowhere/one").status_code == 400
+        # its entries are on disk then
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
     # without a follower the client's settings name the broker
     with started(*index, "--kafka", f"bootstrap.servers={servers}") as (_, client):
         (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
