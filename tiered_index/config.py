@@ -208,7 +208,7 @@ class IndexConfig:
     )
     source_timeout_s: float = setting(
         5.0,
-        gt=0,
+        ge=0.01,
         le=_LONGEST_WAIT_S,
         description="A reader of several indexes waits this long for each of them. Then lookups report the index in "
         "`failed` and no longer wait for it, until it answers a request in the background",

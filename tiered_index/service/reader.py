@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
@@ -31,7 +32,6 @@ from tiered_index.errors import (
     NotAnIndex,
     SchemaMismatch,
     StorageError,
-    StorageUnavailable,
     TieredIndexError,
 )
 from tiered_index.format.schema import Schema
@@ -51,7 +51,7 @@ from tiered_index.service.lookup.query import Logs, QueryEngine
 from tiered_index.service.lookup.scan import Files, Indexes
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, hand_over, sourced_schema
 from tiered_index.service.reading.prefix import Children
-from tiered_index.service.reading.refreshed import Reading, Refreshed
+from tiered_index.service.reading.refreshed import Reading, Refreshed, wait_for
 from tiered_index.service.reading.unopened import Openings, Unopened, close_view
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
@@ -80,13 +80,13 @@ class _Indexes(Indexes):
     def __len__(self) -> int:
         return len(self._views())
 
-    def away(self, source: str) -> StorageUnavailable | None:
+    def away(self, source: str) -> TieredIndexError | None:
         """As `Indexes.away`."""
         return next((view.away for view in self._views() if view.storage.uri == source), None)
 
-    def leave(self, source: str) -> StorageUnavailable:
+    def leave(self, source: str, is_over: Callable[[], bool]) -> TieredIndexError:
         """As `Indexes.leave`."""
-        return next(view for view in self._views() if view.storage.uri == source).leave()
+        return next(view for view in self._views() if view.storage.uri == source).leave(is_over)
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
@@ -249,19 +249,15 @@ class IndexReader(Lookups[ItemT]):
         self._check_open()
         if not self._several:
             return self._views[0].refresh()
-        # all are read, even if one fails
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s
         readings = [(one, one.new_refresh(self._parts.begin_or_run)) for one in self._refreshed()]
-        errors: list[Exception] = []
+        # all are read, even if one fails
+        late = wait_for(readings, until_s, self._parts.threads, raises=False)
         for one, reading in readings:
-            try:
-                if not one.wait(reading, until_s):
-                    errors.append(one.away or BudgetExceeded(f"timeout_s was reached while reading {one.name}"))
-            except Exception as error:  # noqa: BLE001 - the first one is raised
-                errors.append(error)
-        for first in errors:
-            raise first
+            if one in late:
+                raise one.away or BudgetExceeded(f"timeout_s was reached while reading {one.name}")
+            reading.ends.result()
         return self._views[0].log_state
 
     def files(self) -> list[Handle]:
@@ -289,8 +285,10 @@ class IndexReader(Lookups[ItemT]):
                 return view.writer()
             return None
 
-        calls = [(f"reading the lease of {view.storage.uri}", partial(look, view)) for view in self._views]
-        return dict(zip(self.sources, self._parts.in_time(calls), strict=True))
+        views = self._views
+        calls = [(f"reading the lease of {view.storage.uri}", partial(look, view)) for view in views]
+        found = self._parts.in_time(calls)
+        return {view.storage.uri: writer for view, writer in zip(views, found, strict=True)}
 
     @property
     def genesis(self) -> IndexDescriptor:
@@ -399,6 +397,8 @@ class IndexReader(Lookups[ItemT]):
         Raises the first error if none can be opened, and any error that another try can't mend.
         """
         [found] = self._parts.in_time([(f"listing the objects below {name}", lambda: list(openings()))])
+        if twice := [uri for uri, count in Counter(uri for uri, _ in found).items() if count > 1]:
+            raise InvalidArgument("the same index is given twice: " + ", ".join(twice))
         begun = self._parts.begin_all(self._parts.begin, [open_view for _, open_view in found])
         late: dict[str, Future[IndexView | None]] = {}
         errors: dict[str, TieredIndexError] = {}
@@ -434,7 +434,19 @@ class IndexReader(Lookups[ItemT]):
     def _wait_for_first(self, openings: Sequence[Future[IndexView | None]]) -> None:
         """Wait for all openings for `source_timeout_s` or half of the time left; then until one is open."""
         left_s = remaining_s()
-        waiting = wait(openings, min(self.config.source_timeout_s, math.inf if left_s is None else left_s / 2)).not_done
+        patience_s = min(self.config.source_timeout_s, math.inf if left_s is None else left_s / 2)
+        waiting, replaced = set(openings), set[Future[IndexView | None]]()
+        while waiting:
+            waiting = wait(waiting, patience_s).not_done
+            hanging = {one for one in waiting if one.running()} - replaced
+            for one in hanging:
+                # those that wait for a thread get one
+                self._parts.threads.replace_thread(one)
+            replaced |= hanging
+            if waiting <= replaced:
+                break
+            if left_s is not None and (remaining_s() or 0) <= left_s / 2:
+                break
         while waiting and not any(one.done() and one.exception() is None and one.result() for one in openings):
             before, waiting = waiting, wait(waiting, remaining_s(), FIRST_COMPLETED).not_done
             if before == waiting:
@@ -456,6 +468,7 @@ class IndexReader(Lookups[ItemT]):
                 self._catalogs = tuple(one.catalog for one in views)
                 self._cold_paths = tuple(one.cold for one in views)
                 self._views = views
+                self._check_open()
         except BaseException:
             view.close()
             raise
@@ -530,8 +543,7 @@ class IndexReader(Lookups[ItemT]):
                         own.add(one)
                     if is_own or until_s is None or one.fails(begun_s):
                         waited.append((one, refresh))
-            for one, refresh in waited:
-                one.wait(refresh, until_s)
+            wait_for(waited, until_s, self._parts.threads)
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:
@@ -539,7 +551,7 @@ class IndexReader(Lookups[ItemT]):
         unopened = [] if self._unopened is None else self._unopened.problems(begun_s)
         views = self._views
         # before the handles, which may then be of a later state of the log, never of an earlier one
-        freshness = tuple([view.freshness for view in views if view.freshness is not None])
+        freshness = tuple([seen for view in views if (seen := view.seen()) is not None])
         return Files(partial(self._handles, views, unopened, begun_s), freshness)
 
     def _handles(

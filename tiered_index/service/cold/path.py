@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
@@ -145,12 +146,17 @@ class RangeReadPool(DaemonPool):
         super().__init__(ranges, "tiered-index-ranges")
         self._ranges = ranges
         self._places = threading.BoundedSemaphore(ranges)
-        self._shares = 0
+        self._shares: set[RangeShare] = set()
 
     def share(self) -> RangeShare:
         """Return a share for one of the indexes that use this pool."""
-        self._shares += 1
-        return RangeShare(self, lambda: share_of(self._ranges, self._shares))
+        share = RangeShare(self, lambda: share_of(self._ranges, len(self._shares)))
+        self._shares.add(share)
+        return share
+
+    def end(self, share: RangeShare) -> None:
+        """Forget a share."""
+        self._shares.discard(share)
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
@@ -163,6 +169,10 @@ class RangeReadPool(DaemonPool):
             self._places.release()
 
 
+class _Place:
+    """A place that a range read has."""
+
+
 class RangeShare(Share):
     """The threads and places of a `RangeReadPool` that one index may use."""
 
@@ -170,22 +180,28 @@ class RangeShare(Share):
         super().__init__(pool, most)
         self._ranges = pool
         self._free = threading.Condition()
-        self._used = 0
+        # weak, so that an interrupt at any line loses no place
+        self._used: weakref.WeakSet[_Place] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
         """As `RangeReadPool.place`."""
-        with self._free:
-            if not self._free.wait_for(lambda: self._used < self._most(), remaining_s()):
-                raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
-            self._used += 1
+        place = _Place()
         try:
+            with self._free:
+                if not self._free.wait_for(lambda: len(self._used) < self._most(), remaining_s()):
+                    raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
+                self._used.add(place)
             with self._ranges.place(name):
                 yield
         finally:
             with self._free:
-                self._used -= 1
+                self._used.discard(place)
                 self._free.notify()
+
+    def close(self) -> None:
+        """Return the share. Idempotent."""
+        self._ranges.end(self)
 
 
 class ColdPath:
@@ -455,6 +471,7 @@ class ColdPath:
         """Release threads and memory. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
         self._background.close(until_s)
+        self._range_reads.close()
         if self._own_pool is not None:
             self._own_pool.close(until_s)
         if self._own_caches:

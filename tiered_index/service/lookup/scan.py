@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ LOG_RETRIES = 100
 """Most restarts of a lookup whose objects a log record removes meanwhile."""
 # refuses every request, so it never changes, and all lookups share it
 _NO_REQUESTS = Usage(max_requests=0)
+# a response is not late as long as it may come at this rate
+_LEAST_BYTES_PER_S = 1 << 20
 T = TypeVar("T")
 
 
@@ -84,11 +87,11 @@ class Indexes(Protocol):
 
     def __len__(self) -> int: ...
 
-    def away(self, source: str) -> StorageUnavailable | None:
+    def away(self, source: str) -> TieredIndexError | None:
         """Return the error of an index that does not answer; None: it answers."""
 
-    def leave(self, source: str) -> StorageUnavailable:
-        """Report an index as away. Return the error."""
+    def leave(self, source: str, is_over: Callable[[], bool]) -> TieredIndexError:
+        """Report an index as away until the hanging search `is_over`. Return the error."""
 
 
 @dataclass(slots=True)
@@ -170,13 +173,14 @@ class _Search:
         self._seen: tuple[int, int] | None = None
         self._changed = self.started
 
-    def idle_s(self) -> float:
-        """Return how long this search has sent no request and got no response; 0: it has not begun."""
+    def is_idle(self, patience_s: float) -> bool:
+        """Return whether a search that has begun gets no response for too long. Large responses get more time."""
         now, usage = time.perf_counter(), self.usage
-        seen = None if usage is None else (usage.requests, usage.bytes_read)
-        if seen is None or seen != self._seen:
+        if usage is None:
+            return False
+        if (seen := (usage.requests, usage.bytes_read)) != self._seen:
             self._seen, self._changed = seen, now
-        return now - self._changed
+        return now - self._changed >= patience_s + (usage.bytes_asked - usage.bytes_read) / _LEAST_BYTES_PER_S
 
     def count(self, usage: Usage) -> None:
         """Count the requests with `usage`, which refuses them after the search has ended."""
@@ -267,6 +271,8 @@ class FileReader:
         self._prices = prices
         self._indexes = indexes
         self._shares: dict[str, Share] = {}
+        # by index, the searches in other threads that have not ended, also of lookups that have
+        self._running: defaultdict[str, set[_Search]] = defaultdict(set)
         self._pool = DaemonPool(threads, "tiered-index-query")
         self._closed = False
 
@@ -403,13 +409,18 @@ class FileReader:
             if (source := search.handle.source) is None:
                 continue
             error = indexes.away(source)
-            if error is None and search.idle_s() >= indexes.patience_s:
-                error = indexes.leave(source)
+            if error is None:
+                for running in list(self._running[source]):
+                    if running.is_idle(indexes.patience_s):
+                        error = indexes.leave(source, partial(self._is_over, source, running))
             if error is not None:
                 future.cancel()
                 search.end("failed", error=error)
                 ended.append(searching.pop(future))
         return ended
+
+    def _is_over(self, source: str, search: _Search) -> bool:
+        return search not in self._running[source]
 
     def _pool_of(self, source: str | None) -> DaemonPool | Share:
         """Return the threads that may search the files of an index."""
@@ -427,13 +438,19 @@ class FileReader:
             raise IndexClosed("the index was closed during the lookup")
         if scan.can_skip(search.handle.second_max):
             search.end("skipped_budget")
-        else:
+        elif self._indexes is None or (source := search.handle.source) is None:
             self._search(search)
+        else:
+            self._running[source].add(search)
+            try:
+                self._search(search)
+            finally:
+                self._running[source].discard(search)
 
     def _search(self, search: _Search) -> None:
         deadline_s, usages, listeners, submit = request_context.get()
         if not search.is_local:
-            submit = self._pool.submit  # only a stored file has parts for other threads
+            submit = self._pool_of(search.handle.source).submit  # only a stored file has parts for other threads
         usage = Usage(self._prices)
         search.count(usage)
         token = request_context.set(RequestContext(deadline_s, (*usages, (None, usage)), listeners, submit))

@@ -15,20 +15,23 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from tiered_index.clock import Clock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 
 # after an error the storage is tried again after this time at the latest, even if lookups don't need it
 _RETRY_S = 1.0
+BRIEF_S = 0.2
+"""Lookups in several indexes wait for another try of one that failed faster than this."""
 # a refresh may be late by this time or by the interval, whichever is longer; after that no answer is complete
 _OVERDUE_S = 30.0
 
@@ -36,11 +39,18 @@ Begin: TypeAlias = Callable[[Callable[[], object]], Future[object]]
 """Runs a call in another thread."""
 
 
-class Reading(NamedTuple):
-    """A refresh, and when it began (`time.monotonic()`)."""
+class Reading:
+    """A refresh in another thread, begun by `begin`. Raises as `begin`."""
 
-    ends: Future[object]
-    begun_s: float
+    def __init__(self, begin: Begin, call: Callable[[], object]) -> None:
+        # `time.monotonic()` when the thread began; None: the refresh still waits for a thread
+        self.started_s: float | None = None
+        self._call = call
+        self.ends = begin(self._run)
+
+    def _run(self) -> object:
+        self.started_s = time.monotonic()
+        return self._call()
 
 
 class Refreshed(ABC):
@@ -54,7 +64,9 @@ class Refreshed(ABC):
     ) -> None:
         self.name = name
         self.patience_s = patience_s
-        self.away: StorageUnavailable | None = None
+        self.away: TieredIndexError | None = None
+        # searches that hung when the storage was left
+        self._hanging: list[Callable[[], bool]] = []
         self._clock = clock
         self._interval_s = interval_s
         self._prices = prices
@@ -86,37 +98,25 @@ class Refreshed(ABC):
             return None
         is_new = self._refresh is None or self._refresh.ends.done()
         if self._refresh is None or is_new:
-            self._refresh = Reading(begin(self.refresh_due), time.monotonic())
+            self._refresh = Reading(begin, self.refresh_due)
         return self._refresh, is_new
 
     def new_refresh(self, begin: Begin) -> Reading:
         """Begin a refresh that raises its error. While the storage is away, one is under way at most."""
         with self._beginning:
             if self.away is None or self._asked is None or self._asked.ends.done():
-                self._asked = Reading(begin(self.refresh), time.monotonic())
+                self._asked = Reading(begin, self.refresh)
             return self._asked
 
-    def wait(self, reading: Reading, until_s: float | None = None) -> bool:
-        """Wait for a refresh until `until_s` (`time.monotonic()`). Return whether it ended, or raise its error.
-
-        If it takes longer than `patience_s`, the storage is away from then on.
-        """
-        patience_ends_s = reading.begun_s + self.patience_s
-        ends_s = patience_ends_s if until_s is None else min(patience_ends_s, until_s)
-        if wait([reading.ends], None if math.isinf(ends_s) else max(0.0, ends_s - time.monotonic())).done:
-            reading.ends.result()
-            return True
-        if time.monotonic() >= patience_ends_s:
-            self.leave()
-        return False
-
-    def leave(self) -> StorageUnavailable:
-        """Report the storage as away from now on, until a refresh succeeds. Return the error."""
+    def leave(self, is_over: Callable[[], bool] | None = None) -> TieredIndexError:
+        """Report the storage as away until a refresh succeeds, and the hanging search `is_over`. Return the error."""
         error = StorageUnavailable(f"{self.name} did not answer within {self.patience_s:g} s")
+        if is_over is not None:
+            self._hanging.append(is_over)
         if self.away is None:
             self._failed(error, self._clock.monotonic_s())
             self.away = error
-        return error
+        return self.away or error
 
     def refresh_due(self) -> None:
         """Refresh with at most half of the lookup's requests, but at least two: a listing and a record.
@@ -131,6 +131,8 @@ class Refreshed(ABC):
 
     def asks_before(self, begun_s: float) -> bool:
         """Return whether a lookup that begins at `begun_s` may send requests before it reads a file."""
+        if self.away is not None:
+            return self._is_retry_due()
         return begun_s - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
 
     def fails(self, begun_s: float) -> bool:
@@ -163,11 +165,14 @@ class Refreshed(ABC):
 
     def _try(self, read: Callable[[], object]) -> None:
         """Call `read`. After an error of the storage or damage, lookups fail until a later try succeeds."""
-        begun_s = self._clock.monotonic_s()
+        begun_s, started_s = self._clock.monotonic_s(), time.monotonic()
         try:
             read()
         except (StorageError, CorruptFile) as error:
             self._failed(error, begun_s)
+            # others would wait for the retries of a storage that refuses connections
+            if not math.isinf(self.patience_s) and time.monotonic() - started_s >= BRIEF_S:
+                self.away = error
 
     def _failed(self, error: TieredIndexError, begun_s: float) -> None:
         # before the error, which other threads read first
@@ -178,7 +183,11 @@ class Refreshed(ABC):
     def _refreshed_from(self, begun_s: float) -> None:
         """Note a successful refresh that began at `begun_s`."""
         self._refreshed_s = begun_s
-        self.away = None
+        self._hanging = [is_over for is_over in self._hanging if not is_over()]
+        if not self._hanging:
+            self.away = None
+        else:
+            self._failed_s = self._clock.monotonic_s()
 
     def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
         """Return a file that fails with `error`, or because `what`, read at `refreshed_s`, is too old; else nothing."""
@@ -198,3 +207,35 @@ def unread(error: TieredIndexError | None, source: str | None = None) -> list[Ha
     file = DamagedFile(error.file if isinstance(error, CorruptFile) else "log", "storage", error)
     file.source = source
     return [file]
+
+
+def wait_for(
+    readings: Iterable[tuple[Refreshed, Reading]], until_s: float | None, threads: DaemonPool, *, raises: bool = True
+) -> list[Refreshed]:
+    """Wait for refreshes in `threads` until `until_s` (`time.monotonic()`), and return the ones that did not end.
+
+    A storage whose refresh takes longer than its `patience_s` is away from then on, and its thread is replaced. If it
+    `raises`, it raises the errors of refreshes that ended.
+    """
+    left, pending = [], list(readings)
+    while pending:
+        ends_s = min(one.patience_s + (reading.started_s or time.monotonic()) for one, reading in pending)
+        if until_s is not None:
+            ends_s = min(ends_s, until_s)
+        futures = [reading.ends for _, reading in pending]
+        wait(futures, None if math.isinf(ends_s) else max(0.0, ends_s - time.monotonic()))
+        now_s, still = time.monotonic(), []
+        for one, reading in pending:
+            if reading.ends.done():
+                if raises:
+                    reading.ends.result()
+            elif reading.started_s is not None and now_s - reading.started_s >= one.patience_s:
+                one.leave()
+                threads.replace_thread(reading.ends)
+                left.append(one)
+            elif until_s is not None and now_s >= until_s:
+                left.append(one)
+            else:
+                still.append((one, reading))
+        pending = still
+    return left

@@ -7,18 +7,27 @@ its own pool. Threads: every method from any thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    ConfigError,
+    CorruptFile,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.reading.parts import hand_over
-from tiered_index.service.reading.refreshed import Refreshed, unread
+from tiered_index.service.reading.refreshed import BRIEF_S, Refreshed, unread
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.threads import DaemonPool, NoThread
+from tiered_index.storage.context import UNBOUNDED, active_context
 
 Openings = Callable[[], Iterable[tuple[str, Callable[[], IndexView | None]]]]
 """Returns the URIs of indexes, each with a call that opens its view, or returns None for a folder without an index."""
@@ -49,7 +58,7 @@ class Unopened(Refreshed):
         self._lock = threading.Lock()
         self._pool = DaemonPool(_THREADS, "tiered-index-opening")
         self._opening = dict(late)
-        # URIs of indexes whose last opening took too long: no lookup waits for the next one
+        # URIs of indexes whose last opening took long: no lookup waits for the next one, or counts its requests
         self._slow = set(late)
         self._errors = dict(errors) | {uri: self._late(uri) for uri in late}
         if self._errors:
@@ -64,8 +73,10 @@ class Unopened(Refreshed):
             for uri, open_view in self._openings():
                 if uri in self._found or uri in self._opening:
                     continue
+                context = UNBOUNDED if uri in self._slow else active_context()
                 try:
-                    self._opening[uri] = self._pool.submit(open_view)
+                    with context.active():
+                        self._opening[uri] = self._pool.submit(self._timed, uri, open_view)
                 except NoThread as error:
                     errors[uri] = error
                     continue
@@ -77,6 +88,16 @@ class Unopened(Refreshed):
             for first in self._errors.values():
                 raise first
             self._refreshed_from(begun_s)
+
+    def _timed(self, uri: str, open_view: Callable[[], IndexView | None]) -> IndexView | None:
+        begun_s = time.monotonic()
+        try:
+            return open_view()
+        except BaseException as error:
+            # an opening that the limits of a lookup have ended is tried again without them
+            if isinstance(error, BudgetExceeded) or time.monotonic() - begun_s >= BRIEF_S:
+                self._slow.add(uri)
+            raise
 
     def _join(self) -> dict[str, TieredIndexError]:
         """Adopt the views that are open by now. Return the error of each index that is not."""
@@ -91,7 +112,7 @@ class Unopened(Refreshed):
                 if (view := opening.result()) is not None:
                     self._adopt(view)
                     self._found.add(uri)
-            except (StorageError, CorruptFile, ConfigError) as error:
+            except (StorageError, CorruptFile, ConfigError, BudgetExceeded) as error:
                 errors[uri] = error
             else:
                 self._slow.discard(uri)
@@ -125,9 +146,9 @@ class Unopened(Refreshed):
 
     def close(self, until_s: float | None = None) -> None:
         """Stop the threads; views that are opened later are closed at once. Idempotent."""
+        self._pool.close(until_s)
         for opening in list(self._opening.values()):
             opening.add_done_callback(partial(hand_over, close_view))
-        self._pool.close(until_s)
 
 
 def close_view(view: IndexView | None) -> None:

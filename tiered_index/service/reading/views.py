@@ -332,6 +332,10 @@ class IndexView(Refreshed):
         uri, as_of_ms = self.storage.uri, state.newest_ms
         return Freshness(source=uri, as_of_ms=as_of_ms, positions=state.positions, not_asked=not_asked)
 
+    def seen(self) -> Freshness | None:
+        """Return the freshness of an answer that begins now; None: it reads a root, or the index is away."""
+        return self.freshness if self.away is None else None
+
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
         """Return the files that may have entries in [`second_min`, `second_max`], for a lookup begun at `begun_s`."""
         if (away := self.away) is not None:

@@ -128,6 +128,19 @@ class DaemonPool:
             work.queue.put((future, partial(copy_context().run, call, *arguments)))
         return future
 
+    def replace_thread(self, hanging: Future[Any]) -> None:
+        """Allow one more thread until the call `hanging` ends."""
+        with self._lock:
+            self._most += 1
+            if not self._closed and self._work.count(0) > len(self._work.threads):
+                with contextlib.suppress(RuntimeError):
+                    self._start()
+        hanging.add_done_callback(self._put_back)
+
+    def _put_back(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._most -= 1
+
     def _start(self) -> None:
         work = self._work
         thread = threading.Thread(target=work.run, name=f"{self._name}_{len(work.threads)}", daemon=True)

@@ -30,21 +30,22 @@ class Share:
         self._pool, self._most = pool, most
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._running = 0
+        # a set, so that an interrupt at any line loses no place
+        self._running: set[Future[Any]] = set()
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """As `DaemonPool.submit`. A call that had to wait gets the errors of `DaemonPool.submit` as its result."""
         bound = partial(copy_context().run, call, *arguments)
         future: Future[T] = Future()
-        with self._lock:
-            if self._running >= self._most():
-                self._waiting.append((future, bound))
-                return future
-            self._running += 1
         try:
+            with self._lock:
+                if len(self._running) >= self._most():
+                    self._waiting.append((future, bound))
+                    return future
+                self._running.add(future)
             self._pool.submit(self._run, future, bound)
         except BaseException:
-            self._end()
+            self._end(future)
             raise
         return future
 
@@ -53,29 +54,29 @@ class Share:
             try:
                 result = call()
             except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-                self._end()
+                self._end(future)
                 future.set_exception(error)
             else:
-                self._end()
+                self._end(future)
                 future.set_result(result)
         else:
-            self._end()
+            self._end(future)
 
-    def _end(self) -> None:
+    def _end(self, ended: Future[Any]) -> None:
         """Free a place, and begin the next calls that wait."""
         with self._lock:
-            self._running -= 1
+            self._running.discard(ended)
         while True:
             with self._lock:
-                if not self._waiting or self._running >= self._most():
+                if not self._waiting or len(self._running) >= self._most():
                     return
-                self._running += 1
                 future, call = self._waiting.popleft()
+                self._running.add(future)
             try:
                 self._pool.submit(self._run, future, call)
             except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
                 with self._lock:
-                    self._running -= 1
+                    self._running.discard(future)
                 if future.set_running_or_notify_cancel():
                     future.set_exception(error)
             else:

@@ -112,7 +112,7 @@ def test_a_lookup_that_joins_a_refresh_without_result_repeats_it(made, clock, st
         made.add(2)
         clock.advance(11)
         (view,) = reader._views
-        view._refresh = Reading(Future(), time.monotonic())
+        view._refresh = Reading(lambda _: Future(), object)
         found = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
         joining.start()
@@ -138,7 +138,7 @@ def test_a_join_of_a_closed_reader_ends(made, clock, storage):
     reader = made.reader(storage, clock=clock, refresh_interval_s=10)
     clock.advance(11)
     (view,) = reader._views
-    view._refresh = Reading(Future(), time.monotonic())
+    view._refresh = Reading(lambda _: Future(), object)
     ended = beside(lambda: reader.query("t", "all"))
     reader.close()
     view._refresh.ends.set_result(None)

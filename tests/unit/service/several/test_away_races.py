@@ -1,0 +1,264 @@
+"""Threads, bounds and races of readers while an index does not answer."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.support.hanging import beside
+from tests.support.several_indexes import BASE_MS, Cluster, of, rows
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.service.cold.path import RangeShare
+from tiered_index.service.threads.share import Share
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+
+SHORT_S = 0.5
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(BASE_MS)
+
+
+@pytest.fixture
+def hangs(opened):
+    """Return a function that lets calls of storages hang until the test ends."""
+    made = []
+
+    def hang(uri, operation, **how):
+        made.append(of(opened, uri).hang(operation, **how))
+
+    yield hang
+    for one in made:
+        one.release.set()
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Return a dict from URI to a call before each listing and whole GET of this storage, which may raise."""
+    before = {}
+    for name in ("get", "list"):
+        real = getattr(MemoryStorage, name)
+
+        def read(self, *args, real=real, **named):
+            before.get(self.uri, lambda: None)()
+            return real(self, *args, **named)
+
+        monkeypatch.setattr(MemoryStorage, name, read)
+    return before
+
+
+def ask(reader, **how):
+    return reader.query("t", "k", max_count=1000, allow_partial=True, **how)
+
+
+def sources(answer):
+    return {report.source for report in answer.failed}
+
+
+def refused():
+    time.sleep(SHORT_S)  # the retries
+    raise StorageUnavailable("refused")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_refreshes_of_the_others_do_not_queue_behind_one_that_hangs(cluster, hangs, clock, threads):
+    away = cluster.uris[0]
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=threads) as reader:
+        hangs(away, "list", name_prefix="log/")
+        for _ in range(3):
+            clock.advance(11)
+            assert sources(ask(reader)) == {away}
+            assert isinstance(beside(reader.refresh)(), StorageUnavailable)
+
+
+def test_four_of_twenty_hang_and_the_others_answer(tmp_path, prefix, hangs, clock):
+    made = Cluster(tmp_path)
+    for number in range(20):
+        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    aways = set(made.uris[:4])
+    with made.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=8) as reader:
+        for away in aways:
+            hangs(away, "list", name_prefix="log/")
+        for _ in range(2):
+            clock.advance(11)
+            assert sources(ask(reader)) == aways
+            assert isinstance(beside(reader.refresh)(), StorageUnavailable)
+
+
+def test_a_lookup_does_not_wait_for_hanging_searches_of_earlier_lookups(cluster, hangs, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=8) as reader:
+        hangs(away, "get_range", times=None)
+        for _ in range(8):
+            ask(reader, timeout_s=0.1)
+        asking = beside(lambda: ask(reader))
+        assert asking.ended(10 * SHORT_S)
+        assert sources(asking.value) == {away}
+
+
+def test_lookups_with_a_short_timeout_also_leave_a_hanging_index(cluster, hangs, clock):
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=8) as reader:
+        hangs(cluster.uris[1], "get_range", times=None)
+        took = []
+        for _ in range(10):
+            begun = time.monotonic()
+            assert sources(ask(reader, timeout_s=0.4)) == {cluster.uris[1]}
+            took.append(time.monotonic() - begun)
+        assert took[-1] < 0.3
+
+
+def test_an_index_whose_log_answers_stays_away_while_its_searches_hang(cluster, hangs, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=8) as reader:
+        hangs(away, "get_range", times=None)
+        assert sources(ask(reader)) == {away}
+        begun = time.monotonic()
+        for _ in range(12):
+            clock.advance(2)
+            assert sources(ask(reader)) == {away}
+            time.sleep(0.01)
+        assert time.monotonic() - begun < 2 * SHORT_S
+
+
+def test_freshness_has_only_the_indexes_that_were_read(cluster, hangs, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
+        hangs(away, "list", name_prefix="log/")
+        clock.advance(11)
+        ask(reader)
+        assert {one.source for one in ask(reader).freshness} == {*cluster.uris} - {away}
+
+
+@pytest.mark.parametrize("since", ["the opening", "later"])
+def test_an_index_that_refuses_after_retries_delays_only_one_lookup(cluster, reading, clock, since):
+    away = cluster.uris[1]
+    if since == "the opening":
+        reading[away] = refused
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=4 * SHORT_S) as reader:
+        reading[away] = refused
+        clock.advance(11)
+        took = []
+        for _ in range(6):
+            begun = time.monotonic()
+            clock.advance(0.01)
+            assert sources(ask(reader)) == {away}
+            took.append(time.monotonic() - begun)
+        assert sum(took[1:]) < 2 * SHORT_S
+
+
+def test_openings_that_fail_leave_the_shares_as_they_were(cluster, prefix, clock):
+    """A copy of an index can't be read beside it, so each refresh opens the copy again."""
+    with IndexReader.open(prefix, clock=clock, refresh_interval_s=1) as reader:
+        pool = reader._parts.range_reads
+        assert len(pool._shares) == len(cluster.uris)
+        with open_storage(cluster.uris[0]) as source, open_storage(f"{prefix}/copy") as copy:
+            for info in source.list():
+                copy.put_if_absent(info.name, source.get(info.name))
+        for _ in range(10):
+            clock.advance(3)
+            assert sources(ask(reader)) == {f"{prefix}/copy"}
+        assert len(pool._shares) == len(cluster.uris)
+    MemoryStorage.forget(f"{prefix}/copy".removeprefix("memory://"))
+
+
+def test_an_opening_with_one_thread_passes_a_hanging_index(cluster, opened, reading, clock):
+    release = threading.Event()
+    reading[cluster.uris[0]] = lambda: release.wait(60)
+    opening = beside(lambda: cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=1))
+    try:
+        assert opening.ended(6 * SHORT_S)
+        assert sources(ask(opening.value)) == {cluster.uris[0]}
+    finally:
+        release.set()
+        opening().close()
+
+
+def test_an_index_that_is_adopted_during_a_close_is_closed(cluster, opened, clock):
+    late = cluster.uris[2]
+    reader, other = (cluster.reader(uris, clock=clock) for uris in (cluster.uris[:2], [late]))
+    real = reader._engine.read_of
+
+    def read_of(names):
+        reader.close()  # as another thread may
+        real(names)
+
+    reader._engine.read_of = read_of
+    with pytest.raises(IndexClosed):
+        reader._adopt(other._views[0])
+    assert of(opened, late).closed
+    other.close()
+
+
+def test_bounds_of_lookups_do_not_prevent_a_late_opening(cluster, reading, clock):
+    def refuse():
+        raise StorageUnavailable("refused")
+
+    reading[cluster.uris[2]] = refuse
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
+        reading.clear()
+        for _ in range(6):
+            clock.advance(12)
+            ask(reader, max_requests=6)
+        assert len(reader.sources) == 3
+
+
+def test_one_index_twice_is_refused_even_if_it_does_not_answer(cluster, reading, clock):
+    reading[cluster.uris[2]] = refused
+    with pytest.raises(InvalidArgument, match="given twice"):
+        cluster.reader([*cluster.uris, cluster.uris[2]], clock=clock)
+
+
+def test_a_forked_child_reads_all_indexes(cluster, hangs, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, refresh_interval_s=10) as reader:
+        hangs(away, "list", name_prefix="log/")
+        clock.advance(11)
+        assert sources(ask(reader)) == {away}
+        pid = os.fork()
+        if not pid:
+            signal.alarm(30)
+            with contextlib.suppress(BaseException):
+                os._exit(0 if ask(reader).status == "complete" else 3)
+            os._exit(4)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):
+    codes = {RangeShare.place.__wrapped__.__code__, Share.submit.__code__, Share._end.__code__}
+    # one file, which is read in the caller's thread
+    uri = f"{cluster.uris[0]}-single"
+    cluster.add(uri, rows(5, 5, seconds=1))
+    with IndexReader.open(uri, clock=clock, block_cache_bytes=0) as reader:
+        reader._whole_view = lambda: None
+        share = reader._views[0].cold._range_reads
+        at, seen = 0, 0
+        while seen == at:
+            at, seen = at + 1, 0
+
+            def tracer(frame, event, arg):
+                return local if frame.f_code in codes else None
+
+            def local(frame, event, arg, at=at):
+                nonlocal seen
+                if event == "line":
+                    seen += 1
+                    if seen == at:
+                        raise KeyboardInterrupt
+                return local
+
+            sys.settrace(tracer)
+            with contextlib.suppress(KeyboardInterrupt):
+                reader.query("t", "k", max_count=1000)
+            sys.settrace(None)
+            assert not share._used
+            assert share._free.acquire(blocking=False)
+            share._free.release()
+        assert at > 8
