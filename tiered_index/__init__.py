@@ -121,11 +121,17 @@ _NAMES = {
 }
 
 
+def _named(function: Any, name: str) -> Any:
+    # `help` shows this name; pickle finds a function by its name and module
+    function.__name__, function.__qualname__, function.__module__ = name, name, __name__
+    return function
+
+
 def __getattr__(name: str) -> Any:
     for module, names in _NAMES.items():
         if name in names:
             home = importlib.import_module(f"{__name__}.{module}")
-            return getattr(home, _ALIASES.get(name, name))
+            return _named(getattr(home, _ALIASES[name]), name) if name in _ALIASES else getattr(home, name)
     if name in ("config", "errors", "metrics", "format", "service", "storage", "types"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

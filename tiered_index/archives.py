@@ -67,7 +67,8 @@ def erase_index(
     (`keys` None; an empty list is refused). One log record hides them permanently, also those that arrive later. The
     next merges leave their bytes out. With `now` the objects that hold them are rewritten at once, and objects that
     records removed `grace_s` seconds ago are deleted. A key is identified by hash and fingerprint, in an index without
-    fingerprints by its hash. `progress` is called with the present step, the steps done and their number.
+    fingerprints by its hash. `progress` is called with the present step, the steps done and their number. `threads`
+    tasks run at once. `s3` has the options of S3. `clock` replaces the clock in tests.
 
     Returns the certificate. You may repeat the call, also beside writers, readers and merges. Raises `InvalidArgument`,
     `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.

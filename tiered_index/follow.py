@@ -42,19 +42,29 @@ _LOSSES, FIRST = 1_000, 10
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A range [begin, end) of a source that was skipped, or whose messages changed after they were put."""
+    """A range [begin, end) of a source that was skipped, or whose messages changed after they were put.
+
+    - `kind`: ``corrupt``, ``missing`` or ``rewritten``.
+    - `begin`, `end`: the positions in the source; `end` is exclusive.
+    - `messages`: the number of messages; None: not known.
+    - `problem`: the reason.
+    """
 
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
     end: int
-    # The number of messages; None: not known.
     messages: int | None
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The distance from the index to the end of a source: in the source's unit, and in seconds (None if unknown)."""
+    """The distance from the index to the end of a source: in the source's unit, and in seconds (None if unknown).
+
+    - `end_offset`: the position of the source's end.
+    - `bytes`: the distance in the unit of positions.
+    - `seconds`: the distance in seconds; None: not known.
+    """
 
     end_offset: int
     bytes: int
@@ -63,7 +73,12 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Bytes [begin, end) at the end of a source that are not a whole message, their kind, and the reason."""
+    """Bytes [begin, end) at the end of a source that are not a whole message, their kind, and the reason.
+
+    - `begin`, `end`: the positions in the source; `end` is exclusive.
+    - `what`: the kind of the bytes.
+    - `why`: the reason.
+    """
 
     begin: int
     end: int
@@ -73,27 +88,36 @@ class Torn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Messages of a source up to a position. Counts are those of this batch."""
+    """Messages of a source up to a position. Counts are those of this batch.
 
-    # The name under which the index keeps the position.
+    - `source`: the name under which the index keeps the position.
+    - `position`: the position after the messages.
+    - `columns`: the entries, as `IndexService.put_batch` takes them; None: nothing is put.
+    - `messages`: the number of messages.
+    - `hidden`: prepared or rolled back messages, which have no entries.
+    - `left_out`: messages without entries that the source leaves out.
+    - `replaced_keys`: keys that were not UTF-8; the entries have the text that the broker makes of them.
+    - `losses`: ranges that were skipped or have changed.
+
+    The further fields count only in the last batch of a round:
+
+    - `state`: the kind of bytes that follow.
+    - `torn`: the range that follows and is not a whole message.
+    - `caught_up`: whether the source has no more messages for now.
+    - `pause`: the wait before the next round, as a share of the poll interval.
+    """
+
     source: str
-    # The position after the messages.
     position: int
-    # The entries, as `IndexService.put_batch` takes them; None: nothing is put.
     columns: Any = None
     messages: int = 0
-    # Messages without entries: prepared or rolled back ones, and those that the source leaves out.
     hidden: int = 0
     left_out: int = 0
     replaced_keys: int = 0
     losses: tuple[Loss, ...] = ()
-    # The fields below count only in the last batch of a round. First, the kind of bytes that follow.
     state: str | None = None
-    # The range that follows and is not a whole message.
     torn: Torn | None = None
-    # Whether the source has no more messages for now.
     caught_up: bool = True
-    # The wait before the next round, as a share of the poll interval.
     pause: float = 1.0
 
 
@@ -165,7 +189,7 @@ class Stopped(TieredIndexError):
 class PatientPut:
     """Puts batches into one index, and tries again while the index pushes back.
 
-    It tries for `patience_s` seconds, or until `stop` is set.
+    `index` is the index. It tries for `patience_s` seconds, or until `stop` is set.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready. `expired` counts the entries that
     lookups leave out, because they are older than the retention.

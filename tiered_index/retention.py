@@ -61,17 +61,21 @@ class Retention:
 
     Arguments of this class are seconds and bytes. In a dict, a file or a variable, ages have a unit, such as ``7d``;
     bytes are a number or, for example, ``100GiB``. Raises `ConfigError` for an impossible value.
+
+    - `age_s`: age at which entries expire; None: never.
+    - `topics`: table of ages by topic name or pattern (`debug-*`), in place of `age_s`. If several match, the longest
+      age counts.
+    - `max_bytes`: most bytes of files and window tables in the storage. Above it, the oldest entries expire. None: no
+      bound.
+    - `segments_age_s`: age at which archived segments expire, counted from their upload; None: never.
+    - `grace_s`: time from the removal of an object to the deletion of its bytes, for readers that still use it; at
+      least 1h.
     """
 
-    # Age at which entries expire; None: never.
     age_s: float | None = None
-    # Table of ages by topic name or pattern (`debug-*`), in place of `age_s`. If several match, the longest age counts.
     topics: Mapping[str, float] = field(default_factory=dict)
-    # Most bytes of files and window tables in the storage. Above it, the oldest entries expire. None: no bound.
     max_bytes: int | None = None
-    # Age at which archived segments expire, counted from their upload; None: never.
     segments_age_s: float | None = None
-    # Time from the removal of an object to the deletion of its bytes, for readers that still use it; at least 1h.
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:

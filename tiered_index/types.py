@@ -69,9 +69,15 @@ def column(dtype: str, *, identity: bool = False, default: Any = ...) -> Any:
 class IndexItem:
     """An entry: topic, queue, offset, size, and time in seconds, of one message that has the key.
 
-    `offset` is a position in the index's `offset_space`, `size` is in bytes, and `timestamp_ms` is store time in epoch
-    milliseconds by whole seconds. `source` is the URI of the entry's index if several are read. The class corresponds
-    to RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    The class corresponds to RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+
+    - `topic`, `topic_id`: the topic, and its number in the index.
+    - `queue_id`: the queue or partition of the message.
+    - `offset`: position in the index's `offset_space`.
+    - `size`: bytes of the message.
+    - `timestamp_ms`: store time in epoch milliseconds, by whole seconds.
+    - `key_hash`: hash of topic#key, from 0 to 2**31 - 1 (`hash_key`).
+    - `source`: URI of the entry's index if several are read.
     """
 
     topic: str
@@ -117,7 +123,7 @@ ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
 class KeyedIndexItem(IndexItem):
     """An `IndexItem` with a 32-bit fingerprint of topic#key: the default class of entries.
 
-    The fingerprint is an independent hash. It distinguishes keys whose `key_hash` is equal.
+    `fingerprint` is an independent hash. It distinguishes keys whose `key_hash` is equal.
     """
 
     fingerprint: int = column(">u4")
@@ -127,8 +133,8 @@ class KeyedIndexItem(IndexItem):
 class Lookup:
     """One lookup of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`].
 
-    Bounds are epoch milliseconds; None: no bound. `max_count` bounds the entries of the answer; `cursor` continues a
-    truncated answer.
+    `topic` and `key` are texts. Bounds are epoch milliseconds; None: no bound. `max_count` bounds the entries of the
+    answer; `cursor` continues a truncated answer.
     """
 
     topic: str
@@ -155,10 +161,15 @@ class FileReport(_Record):
     ``skipped_filter`` or ``skipped_budget`` (the answer already had enough newer entries). ``refreshed`` is a read of
     the storage's log. ``outdated`` is a file of a first pass that the lookup repeated because the log had changed.
 
-    `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache``
-    (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
-    `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price table. `gap_bytes`
-    are those of `bytes` that were read only because they are between two slot groups of one request.
+    `file` is the file's name. `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded``
+    (a local copy), ``cache`` (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive
+    epoch milliseconds. `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price
+    table. `gap_bytes` are those of `bytes` that were read only because they are between two slot groups of one request.
+
+    - `requests`: requests of the storage.
+    - `elapsed_ms`: time of the file's search, in milliseconds.
+    - `matched`: entries of the lookup that were found in the file.
+    - `error`: why the file could not be read; None: it was not tried, or read.
     """
 
     file: str
@@ -180,8 +191,8 @@ class FileReport(_Record):
 class LostFile(_Record):
     """A file, or a part of a window table, that is missing in the storage and was declared lost.
 
-    Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in [`begin_ms`,
-    `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.
+    `file` is its name. Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in
+    [`begin_ms`, `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.
     """
 
     file: str
@@ -404,7 +415,8 @@ class QueryResult(Answer[ItemT]):
 
     If several entries have the same identity, only the newest is in the answer; within a second, the one with the
     greatest `size`, then the greatest further columns. This holds for each page by itself: an identity that was put at
-    two times can be on two pages. `query_all` gives it once. `seen` is the provenance.
+    two times can be on two pages. `query_all` gives it once. `seen` is the provenance, `explain` the cost.
+    `timestamp_resolution_ms` is the unit of the entries' times. `item_type` is the class of the entries.
     """
 
     rows_field = "items"
@@ -445,8 +457,8 @@ class QueryResult(Answer[ItemT]):
 class TopicSummary(_Record):
     """The number of entries of one topic, the bytes of their messages, and the first and last time.
 
-    A message with two keys counts twice in `bytes`. `begin_ms` and `end_ms` are the times of the first and last entry,
-    in epoch milliseconds.
+    `topic` is the name, `entries` the number. A message with two keys counts twice in `bytes`. `begin_ms` and `end_ms`
+    are the times of the first and last entry, in epoch milliseconds.
 
     An entry that was put twice counts twice until its files are merged. `uncounted_files` counts files of an older
     version that have the topic but no number of entries. Their entries are not in the sums. `begin_ms` and `end_ms` are
@@ -463,8 +475,9 @@ class TopicSummary(_Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicsResult(Answer[TopicSummary]):
-    """The topics of an index: a sequence in order of their names. Other fields are as in `QueryResult`.
+    """The topics of an index: a sequence in order of their names.
 
+    `topics` has a `TopicSummary` for each. `status`, `failed`, `explain` and `seen` are as in `QueryResult`.
     `expired_before_ms` is the latest such time of any topic. Other topics may have older entries.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 from tiered_index import IndexConfig
@@ -26,7 +27,7 @@ def table() -> str:
             meaning = setting.metadata["description"]
             lines.append(f"| `{name}` | {_shown(setting.default)} | `{_variable(name)}` | {meaning} |")
     for name, kind in _TABLES.items():
-        meanings = _comments(kind)
+        meanings = _comments(kind) | _items(kind)
         for option in dataclasses.fields(kind):
             default = None if option.default is dataclasses.MISSING else option.default
             meaning, variable = meanings[option.name], _variable(f"{name}__{option.name}")
@@ -45,6 +46,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return f"`{value:,}`" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{value}`"
+
+
+def _items(kind: type) -> dict[str, str]:
+    """Return the meaning of each field that is an item of the docstring's list."""
+    items = re.findall(r"^- `(\w+)`: (.*(?:\n  .*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    texts = {name: " ".join(line.strip() for line in text.splitlines()).rstrip(".") for name, text in items}
+    return {name: text[0].upper() + text[1:] for name, text in texts.items()}
 
 
 def _comments(kind: type) -> dict[str, str]:

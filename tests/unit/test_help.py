@@ -1,8 +1,13 @@
 """`help()` of each public name is readable: no memory address, a first sentence on one line, and a page to read."""
 
+import ast
+import dataclasses
 import importlib
 import inspect
+import pickle
 import pydoc
+import re
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -41,6 +46,49 @@ def documented(name: str, value: object) -> Iterator[tuple[str, object]]:
         is_ours = not each.startswith("_") and owner.__module__.startswith("tiered_index")
         if is_ours and (inspect.isfunction(member) or isinstance(member, property)):
             yield f"{name}.{each}", member
+
+
+def fields(kind: type) -> list[str]:
+    """Return the public fields of a dataclass or named tuple, without settings, which docs/settings.md lists."""
+    if dataclasses.is_dataclass(kind):
+        names = [each.name for each in dataclasses.fields(kind) if "description" not in each.metadata]
+    else:
+        names = list(getattr(kind, "_fields", ()))
+    return [name for name in names if not name.startswith("_")]
+
+
+def explained(kind: type) -> set[str]:
+    """Return the names in the docstring of a class, and of its bases, and the fields with a docstring below them."""
+    found: set[str] = set()
+    for each in kind.__mro__:
+        if each.__module__.startswith("tiered_index"):
+            found.update(re.findall(r"`([a-z0-9_]+)`", each.__doc__ or ""))
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            assert isinstance(tree, ast.ClassDef)
+            for field, below in zip(tree.body, tree.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    found.add(ast.unparse(field.target))
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_help_explains_each_field(module: str) -> None:
+    kinds = {name: value for name, value in values(module).items() if inspect.isclass(value)}
+    missing = {name: set(fields(kind)) - explained(kind) for name, kind in kinds.items()}
+    assert not {name: some for name, some in missing.items() if some}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_help_has_the_public_name_of_each_function(module: str) -> None:
+    functions = {name: value for name, value in values(module).items() if inspect.isfunction(value)}
+    assert not {name: value.__name__ for name, value in functions.items() if value.__name__ != name}
+    assert not {name: value.__qualname__ for name, value in functions.items() if value.__qualname__ != name}
+
+
+def test_functions_with_a_public_name_can_be_pickled() -> None:
+    for name in ("copy", "erase", "expire", "hash_key", "merge"):
+        function = values("tiered_index")[name]
+        assert pickle.loads(pickle.dumps(function)) is function
 
 
 @pytest.mark.parametrize("module", MODULES)

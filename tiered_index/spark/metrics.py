@@ -96,7 +96,16 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """The metrics of the steps of a job with one name. Requests are counted by operation, bytes are payload."""
+    """The metrics of the steps of a job with one name. Requests are counted by operation, bytes are payload.
+
+    - `name`: the name of the steps.
+    - `tasks`: the number of tasks.
+    - `seconds`: elapsed time, without that of stages inside it.
+    - `entries`: the number of entries of the merged or compacted files; other steps count none.
+    - `bytes_read`, `bytes_written`: bytes that tasks and driver read from, and wrote to, the storage.
+    - `task_requests`, `driver_requests`: requests of the tasks, and of the driver, by operation.
+    - `cost_usd`: cost of the requests and bytes by the price table, in US dollars.
+    """
 
     name: str
     tasks: int
@@ -111,7 +120,11 @@ class StageMetrics:
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """The metrics of a job by stage, in the order of their begin."""
+    """The metrics of a job by stage, in the order of their begin.
+
+    - `application_id`: the id of the Spark application.
+    - `stages`: the metrics of each stage.
+    """
 
     application_id: str = ""
     stages: tuple[StageMetrics, ...] = ()

@@ -41,7 +41,12 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object's name, size and time of change; `modified_ms` is epoch milliseconds by the backend's clock."""
+    """An object's name, size and time of change.
+
+    - `name`: the object's name.
+    - `size_bytes`: its size in bytes.
+    - `modified_ms`: time of change in epoch milliseconds, by the backend's clock.
+    """
 
     name: str
     size_bytes: int
@@ -50,7 +55,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """Receipt of one uploaded part; `number` counts from 1."""
+    """Receipt of one uploaded part: `number` counts from 1, `etag` is the storage's, `size_bytes` is in bytes."""
 
     number: int
     etag: str
@@ -59,7 +64,12 @@ class PartInfo:
 
 @dataclass(frozen=True, slots=True)
 class UploadHandle:
-    """An unfinished multipart upload; valid in any process that opens the same storage (`to_json`, `from_json`)."""
+    """An unfinished multipart upload; valid in any process that opens the same storage (`to_json`, `from_json`).
+
+    - `name`: name of the object.
+    - `upload_id`: the storage's id of the upload.
+    - `started_ms`: time of the begin in epoch milliseconds, by the backend's clock.
+    """
 
     name: str
     upload_id: str
@@ -323,6 +333,7 @@ _T = TypeVar("_T")
 class Call:
     """One call of a storage: the method's name, the object or prefix, and its bytes.
 
+    `operation` is the method's name, `name` that of the object or prefix.
     `requests` is the number of requests on an object store; `sent_bytes` is the size of the payload sent. `asked_bytes`
     is the greatest size of the answer: the range's length, 0 for a call that reads no object, None if unknown (a whole
     object). `is_further` marks the call for a listing's next page. It has no request if there is no such page, so

@@ -119,14 +119,20 @@ class EraseRequest:
 class Erasure:
     """The certificate of an erasure, or its plan: counts of removed entries and objects, and the remaining objects.
 
+    - `request` is the request, `tombstones` are those that hide its entries. `by_hash_alone`: the index has no
+      fingerprints, so the hash alone identifies keys.
+    - `status` is ``planned``, ``hidden``, ``pending``, ``remains`` or ``erased``.
     - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
       `entries_removed` entries are gone.
-    - `segments_*` count archived segments; `messages_erased` messages in them were overwritten or left out.
-      `collisions` counts entries of other keys in these segments that the tombstones hide, too, because the hashes are
-      equal (None: no segment was read, or the request has no key).
-    - `log_numbers` are the records that state the erasure and remove objects.
-    - `scanned_*` count the scan of stored bytes at the end. `remaining` are objects that still hold entries or can't be
-      read.
+    - `deleted` objects that no record names were deleted, of `deleted_bytes` bytes.
+    - `segments_read` and `segments_rewritten` count archived segments; `messages_erased` messages in them were
+      overwritten or left out. `segments_remaining` names segments that may still have messages of the request, and
+      `segment_problems` tells why segments could not be read or rewritten. `collisions` counts entries of other keys in
+      these segments that the tombstones hide, too, because the hashes are equal (None: no segment was read, or the
+      request has no key).
+    - `log_numbers` are the records that state the erasure and remove objects. `log_number` is the log's last record.
+    - `scanned_objects`, `scanned_entries` and `scanned_bytes` count the scan at the end. `remaining` are objects that
+      still hold entries or can't be read.
     - `pending` are bytes that the index does not use: removed objects, unfinished uploads, staged objects.
     - `unchecked` names places that the scan can't see. `to_do` names the next steps.
     - `unknown_topics` has the topic if no stored file had it; `known_topics` are the topics that files had.

@@ -57,9 +57,11 @@ class CopyReport:
 
     - The target has everything up to record `source_number` of the source; `records` of these are new.
     - The target's log ends at `log_number`.
-    - `sent` objects were copied. `kept` objects were already there from an earlier try.
+    - `sent` objects of `sent_bytes` bytes were copied. `kept` objects of `kept_bytes` bytes were already there from an
+      earlier try.
     - `removed` are names that the target's log no longer has.
-    - `as_of_ms` is the time at which the source's log was read, by the copier's clock.
+    - `as_of_ms` is the time at which the source's log was read, in epoch milliseconds by the copier's clock.
+    - `problems` name damage of the source that the copy does not have.
     """
 
     as_of_ms: int
@@ -72,7 +74,6 @@ class CopyReport:
     kept_bytes: int
     removed: tuple[str, ...]
     problems: tuple[str, ...] = ()
-    """Damage of the source that the copy does not have."""
 
 
 class CopyStopped(TieredIndexError):
@@ -425,7 +426,8 @@ def copy_index(
     `target` has no index, or an earlier copy of this one without other writes, which is updated. Call it again to
     continue an interrupted copy. `threads` objects are copied at a time; each thread calls `progress` with the bytes
     copied since its last call. Writers, merges, sweeps and readers of the source may run meanwhile. The copy is an
-    index with an id of its own: a writer needs a new root for it.
+    index with an id of its own: a writer needs a new root for it. `s3` has the options of S3. `clock` replaces the
+    clock in tests.
 
     Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile` (nothing damaged is copied), `StorageUnavailable`,
     `StorageMisconfigured`. The target is then unchanged.

@@ -38,9 +38,9 @@ Stats = Mapping[str, NamedStats]
 class ExpiryPlan:
     """The plan of an expiry: the times before which entries expire, and the objects to delete.
 
-    `objects` are files and window tables, `segments` archived segments. `mixed` objects have, or may have, expired
-    entries beside others; at least `mixed_entries` of these have expired. `unknown_topics` are patterns of the rule
-    that match no topic of the stored objects (`known_topics`).
+    `expired` has the times. `objects` are files and window tables, `segments` archived segments. `mixed` objects have,
+    or may have, expired entries beside others; at least `mixed_entries` of these have expired. `unknown_topics` are
+    patterns of the rule that match no topic of the stored objects (`known_topics`).
     """
 
     expired: Expired
@@ -275,7 +275,8 @@ def expire_index(
 
     With `yes` one log record states the expired times permanently and removes the objects without newer entries.
     Objects that expiry and merges removed `rule.grace_s` seconds ago are deleted. You may repeat the call, also beside
-    writers, readers and merges. Raises `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
+    writers, readers and merges. `s3` has the options of S3. `clock` replaces the clock in tests. Raises `NotAnIndex`,
+    `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
     """
     present = clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3)) as opened:

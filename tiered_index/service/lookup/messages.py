@@ -57,32 +57,35 @@ class FoundMessage(Protocol):
 class Fetched:
     """The message of one entry or offset, or the reason why there is none.
 
-    `item` is None for an offset. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason
-    why there is no message, or why no nearer place had it.
+    - `item`: the entry; None for an offset.
+    - `state`: ``local``, ``archived``, ``expired``, ``erased`` or ``missing``.
+    - `message`: set if the state is ``local`` or ``archived``.
+    - `carries_key`: False: the message has another key or topic with an equal hash.
+    - `read_from`: path or object name that was read, or tried last.
+    - `problem`: the reason why there is no message, or why no nearer place had it.
+    - `error`: why the place could not be read. Trying again may help.
+    - `damaged`: the bytes contradict their checksum or structure, and there is no other copy.
+    - `instead`: if the place has another message of the key, with another second: the entry of that message.
+    - `is_near`: `message` is that of `instead`, and its second is so near that this may be its entry, if the index has
+      no other.
+    - `withheld`: the caller may see only some topics, and no message of these begins at the place.
+    - `requests`, `bytes`: requests and bytes of the storage. If one request fetched neighbours, the first of them has
+      the cost.
     """
 
     item: IndexItem | None
     state: MessageState
     message: FoundMessage | None = None
     carries_key: bool = True
-    """False: the message has another key or topic with an equal hash."""
     read_from: str | None = None
-    """Path or object name that was read, or tried last."""
     problem: str | None = None
     error: TieredIndexError | None = None
-    """Why the place could not be read. Trying again may help."""
     damaged: bool = False
-    """The bytes contradict their checksum or structure, and there is no other copy."""
     instead: IndexItem | None = None
-    """If the place has another message of the key, with another second: the entry of that message."""
     is_near: bool = False
-    """`message` is that of `instead`, and its second is so near that this may be its entry, if the index has no other.
-    """
     withheld: bool = False
-    """The caller may see only some topics, and no message of these begins at the place."""
     requests: int = 0
     bytes: int = 0
-    """Requests and bytes of the storage. If one request fetched neighbours, the first of them has the cost."""
 
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
         """Return it JSON-ready, with its message as `FoundMessage.to_dict`."""
@@ -109,10 +112,11 @@ class MessageSource(Protocol):
 class MessagesResult(Answer[Fetched]):
     """The answer to a lookup of messages: a sequence of `Fetched`.
 
-    `messages` has at most `max_count` messages in answer order, including those that can't be read. `status`, `cursor`
-    and `lost` are as in `QueryResult`. `failed` names files of the index and places of messages that could not be read
-    (status ``partial``). `collisions` counts dropped entries of other keys with an equal hash. `explain` counts lookups
-    and messages together (reports of place ``messages``); the two fields after it count messages only.
+    `messages` has at most `max_count` messages in answer order, including those that can't be read. `status`, `cursor`,
+    `seen` and `lost` are as in `QueryResult`. `failed` names files of the index and places of messages that could not
+    be read (status ``partial``). `collisions` counts dropped entries of other keys with an equal hash. `explain` counts
+    lookups and messages together (reports of place ``messages``); `message_requests` and `message_bytes` are those of
+    messages only.
     """
 
     rows_field = "messages"

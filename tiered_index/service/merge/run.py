@@ -91,7 +91,12 @@ RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """The result of a merge, in objects, entries and bytes. It left out `expired` of the `entries` that it read."""
+    """The result of a merge, in objects, entries and bytes. It left out `expired` of the `entries` that it read.
+
+    - `jobs`: published jobs, which replaced `sources` objects by `tables` window tables with `shards` shards.
+    - `read_bytes`, `written_bytes`: bytes of the sources, and of the shards.
+    - `left`: objects that stay, as (name, reason) pairs.
+    """
 
     jobs: int = 0
     sources: int = 0
@@ -199,8 +204,9 @@ def merge_index(
 
     `window` is ``1h``, ``1d`` or a number of seconds. `options` has the other options; its `window_s` is ignored.
     `threads` tasks run at once; each calls `progress` with the number of entries read since its last call. You can
-    repeat the call, and run it at the same time as other merges, writers and readers. Raises `InvalidArgument`,
-    `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`; jobs that were published stay.
+    repeat the call, and run it at the same time as other merges, writers and readers. `s3` has the options of S3.
+    `clock` replaces the clock in tests. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`,
+    `StorageMisconfigured`; jobs that were published stay.
     """
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     present = clock or SystemClock()

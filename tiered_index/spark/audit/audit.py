@@ -61,7 +61,7 @@ class AuditResult:
     """The result of an audit.
 
     `report` is a report of `verify`. `differences` are those of index and source, None without a source. `entries` and
-    `objects` are the log's counts at its position `log_number`.
+    `objects` are the log's counts at its position `log_number`. `metrics` are those of the job.
     """
 
     report: Report
@@ -114,7 +114,8 @@ def audit(
     not the checks. Give them if the source has only a part of the index, or the reverse. At most `most_listed`
     differences of each kind are listed; all are counted. `progress` is called with (stage, tasks done, tasks). Raises
     `NotAnIndex`, `InvalidArgument` (the source), and the storage's errors on the driver. The report lists an object
-    that can't be read; the comparison raises the storage's errors.
+    that can't be read; the comparison raises the storage's errors. `config` has the options of S3 and the price table.
+    `clock` replaces the clock in tests.
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()

@@ -218,10 +218,12 @@ def publish_tables(
 class BuildResult:
     """The result of a build, or with `dry_run` its plan.
 
-    Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are estimates for the writing,
-    `metrics` the measured values of the job. `skipped` are (file, first offset, end, problem) of a log's first hundred
-    damaged ranges; `skipped_ranges` and `skipped_bytes` count all. `removed_topics` are (topic, entries) of the
-    replaced tables, as planned.
+    It wrote `entries` entries in `shards` shards of `written_bytes` bytes. `windows` are (first second, length in
+    seconds, entries). `without_key` counts messages without a key, `quarantined` entries in quarantine windows.
+    `removed_objects` counts replaced objects; `log_number` is the log's last record. `requests` and `cost_usd` are
+    estimates for the writing, `metrics` the measured values of the job. `skipped` are (file, first offset, end,
+    problem) of a log's first hundred damaged ranges; `skipped_ranges` and `skipped_bytes` count all. `removed_topics`
+    are (topic, entries) of the replaced tables, as planned.
     """
 
     entries: int = 0
@@ -297,7 +299,8 @@ def build(
     created by `config` after the tables are written.
     Entries with timestamps outside `max_late_s` and `max_early_s` are put in quarantine windows. `source_range` is the
     part of a source that is built: the build is published only if the index has the source up to its `begin`; the same
-    record sets the source's position to its `end`. `progress` is called with (stage, tasks done, tasks).
+    record sets the source's position to its `end`. `progress` is called with (stage, tasks done, tasks). `clock`
+    replaces the clock in tests.
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
     tasks began to write). Then nothing is published. The same holds for the storage's errors, except for one of the

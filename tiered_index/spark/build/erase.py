@@ -40,7 +40,7 @@ _TASKS_A_CORE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseResult(Erasure):
-    """The certificate of an erasure, with the metrics of its job."""
+    """The certificate of an erasure, with the metrics of its job (`metrics`)."""
 
     metrics: JobMetrics = field(default_factory=JobMetrics)
 
@@ -69,7 +69,8 @@ def erase(
 
     `shard_bytes` is the size of a shard of a rewritten window, one task per shard. `progress` is called with (stage,
     tasks done, tasks). The arguments are checked before Spark starts. You may repeat it, also while writers, readers
-    and merges run. Raises as `tiered_index.erase`; results that were published before an error stay.
+    and merges run. `s3` has the options of S3. `clock` replaces the clock in tests. `prices` is the price table of
+    the reported cost. Raises as `tiered_index.erase`; results that were published before an error stay.
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     check_grace(grace_s)

@@ -40,7 +40,11 @@ DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class MergeResult(MergeReport):
-    """A `MergeReport` with the number of the log's last record and the metrics of the job."""
+    """A `MergeReport` with the number of the log's last record and the metrics of the job.
+
+    - `log_number`: number of the log's last record.
+    - `metrics`: the metrics of the job.
+    """
 
     log_number: int = 0
     metrics: JobMetrics = field(default_factory=JobMetrics)
@@ -60,8 +64,9 @@ def merge(
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
     `options` are further options of the merge (their `window_s` is ignored); `progress` is called with (stage, tasks
-    done, tasks). It may be repeated. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, the storage's errors; jobs
-    that were published before an error stay.
+    done, tasks). `s3` has the options of S3. `clock` replaces the clock in tests. `prices` is the price table of
+    the reported cost. You may repeat the call. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, the storage's
+    errors; jobs that were published before an error stay.
     """
     address, present = StorageAddress(storage, s3), clock or SystemClock()
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
@@ -121,9 +126,10 @@ _RECORD = Counter(list=1, get=1, put_if_absent=1, put=1)
 class CompactReport:
     """The result of a compaction; with `dry_run` the files to compact and the estimated cost.
 
-    `requests` (by operation) and `cost_usd` are of tasks and driver, `*_bytes` of the files only. `files` and `entries`
-    were published. Other files are (file id, reason): `left` are for later, `damaged` have a damaged staged object,
-    `failed` had an error.
+    `requests` (by operation) and `cost_usd` are of tasks and driver, `read_bytes` and `written_bytes` of the files
+    only. `files` and `entries` were published. Other files are (file id, reason): `left` are for later, `damaged` have
+    a damaged staged object, `failed` had an error. `log_number` is the log's last record, `metrics` are those of the
+    job.
     """
 
     files: int = 0
@@ -155,7 +161,8 @@ def compact(
     It may be repeated, and run twice at once. With `dry_run` nothing is changed, and `spark` may be None. Raises
     `NotAnIndex`, `ConfigError`, the driver's storage errors: nothing is published then, unless the response to the log
     record was lost. A damaged staged file, or one whose task met an error of storage or disk, is reported and the
-    others are published; later jobs or its writer try again.
+    others are published; later jobs or its writer try again. `s3` has the options of S3. `clock` replaces the clock in
+    tests. `prices` is the price table of the reported cost.
     """
     address, present = StorageAddress(storage, s3), clock or SystemClock()
     with opened_by_driver(address, present, prices) as (opened, log):

@@ -70,10 +70,18 @@ _CHANGED = (
 class LookupResult:
     """The result of a bulk lookup; `frame` has the answers.
 
-    `requests`, `bytes_read` and `cost_usd` are those of tasks; `objects` were searched at log position `log_number`;
-    `failed` are (file, reason) of unreadable files; `lost` are files that were given up permanently.
-    `expired_before_ms` is the latest horizon of the topics. Call `release` after the use of `frame`. Data that Spark
-    has lost are read again, and the job fails if an object is gone.
+    - `rows`: rows of the source with a lookup. `skipped_null` further rows had no topic or no key.
+    - `lookups`: distinct lookups; None: too many to count on the driver.
+    - `objects`: objects that `tasks` tasks searched, at log position `log_number`.
+    - `requests`, `bytes_read`, `cost_usd`: those of the tasks.
+    - `failed`: (file, reason) of unreadable files.
+    - `plans`: number of plans. Each after the first follows the removal of an object.
+    - `answers`: the answers by lookup. `kept` has the data that Spark keeps until `release`.
+    - `lost`: files that were given up permanently.
+    - `expired_before_ms`: the latest horizon of the topics, in epoch milliseconds.
+
+    Call `release` after the use of `frame`. Data that Spark has lost are read again, and the job fails if an object is
+    gone.
     """
 
     frame: DataFrame
