@@ -231,7 +231,7 @@ def shallow(value: Any, depth: int = _DEPTH) -> Any:
     """Check that a value of any kind is nested at most `depth` times, so that it can be encoded again."""
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if members and not depth:
-        raise Malformed(f"nested {_DEPTH} times at most", value)
+        raise Malformed(f"nested at most {_DEPTH} times", value)
     for member in members:
         shallow(member, depth - 1)
     return value

@@ -80,7 +80,7 @@ def test_a_reader_answers_on_both_sides_of_a_fork(given, tmp_path):
         assert in_child(lambda: [offsets(reader), in_child(partial(offsets, reader))]) == [expected, expected]
         assert offsets(reader) == expected
         reader.close()
-        assert in_child(partial(offsets, reader)) == ["IndexClosed", "the reader is closed"]
+        assert in_child(partial(offsets, reader)) == ["IndexClosed", "the reader is closed: open it again"]
 
 
 @pytest.mark.parametrize("given", ["file"], indirect=True)

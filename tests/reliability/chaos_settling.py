@@ -104,7 +104,7 @@ def _publish(name: str, said: Declared, folder: Path, uri: str, fail: Fail) -> N
     with index:
         position = index.durable_position(name)
         if (-1 if position is None else position) < said.durable:
-            fail("lost", f"writer {name} stands at {position}, and declared {said.durable} durable")
+            fail("lost", f"writer {name} is at position {position}, and declared {said.durable} durable")
         index.seal()
         while True:
             try:

@@ -239,7 +239,7 @@ class Scheduler:
         self._raise_if_ended(me)
         self.steps += 1
         if self.steps > _MAX_STEPS:
-            self._stuck("it goes on for ever")
+            self._stuck("it never ends")
         if self._random.random() >= self._stay:
             self._hand_on(me)
 

@@ -199,7 +199,7 @@ class World(Writers):
     def go_back(self) -> None:
         """Restore all backups, and set the hosts' clocks wrong by a day."""
         for name, restore in sorted(self.backups.items()):
-            self.scheduler.note(f"{name} goes back in time")
+            self.scheduler.note(f"{name} is restored to an earlier state")
             restore()
             self.went_back += 1
         if self.backups:
@@ -220,7 +220,7 @@ class World(Writers):
             self.told += 1
         # the simulated disk moves no folders
         done = begin_anew(config, **opened | {"disk": Disk()})
-        self.scheduler.note(f"{host.name} begins anew: {done}".replace(str(self.folder), ""))
+        self.scheduler.note(f"{host.name} starts again: {done}".replace(str(self.folder), ""))
         host.disk = HostDisk(self.scheduler, self.truth, random.Random(self.past.random()))
         return IndexService(config, **opened | {"disk": host.disk})
 

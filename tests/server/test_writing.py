@@ -143,7 +143,7 @@ BOMBS = [
     (arrow_of(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="zstd"), 413, "when it is decompressed"),
     (arrow_of(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
     (arrow_of(columns(100, topic=SHARED), compression="zstd"), 413, "when it is decompressed"),
-    (arrow_of(columns(100, topic=VIEWS)), 400, "column 'topic' has a type that no message column has"),
+    (arrow_of(columns(100, topic=VIEWS)), 400, "column 'topic' has a type that no message column may have: cast it"),
     (arrow_of(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "topics of this length"),
     (lines(message(1, topic="x" * 1000, keys=[str(n) for n in range(10_000)])), 413, "topics of this length"),
 ]

@@ -469,7 +469,7 @@ def test_shares_add_up_and_are_named(life):
         for (share, _), (cost, _) in zip(plan.limits, costs, strict=True):
             assert abs(share - most * cost / sum(cost for cost, _ in costs)) < 1
     share_of = f"that is this task's share of max_requests=7 and max_bytes=1000000000 for all {len(free.tasks)} tasks"
-    named = rf"max_requests=\d reached: .* is request \d; {share_of}"
+    named = rf"max_requests=\d reached before .* \(request \d\): raise the bound; {share_of}"
     with pytest.raises(BudgetExceeded, match=named):
         looked_up(life.storage, plan_of(life.state, lookups, max_requests=7, max_bytes=10**9), lookups)
 

@@ -319,7 +319,7 @@ def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:
     if not out.parent.is_dir():
         raise InvalidArgument(f"--out {out}: there is no folder {out.parent}")
     if (partial := _partial(out)).is_dir() and not is_folder:
-        raise InvalidArgument(f"--out {out} is made as {partial}, which is a folder: move it, or choose another name")
+        raise InvalidArgument(f"--out {out}: the temporary file {partial} is a folder: move it, or choose another name")
 
 
 def _partial(out: Path) -> Path:

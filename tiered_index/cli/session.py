@@ -30,7 +30,8 @@ from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, Printabl
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
-from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, TieredIndexError
+from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.format.names import file_id_of, is_foreign
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
@@ -45,6 +46,8 @@ UNEXPECTED = 70
 # 128 + SIGINT, as shells report it
 _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
+# file of a damage that a service reported; a text because the client loads urllib3
+_OF_SERVICE = "the index"
 # logger of repeated requests; a text because the module loads boto3
 _RETRIES = "tiered_index.storage.retry"
 P = ParamSpec("P")
@@ -309,6 +312,15 @@ def _report(session: Session, error: Exception, message: str, details: dict[str,
     session.out.error(type(error).__name__, message, **details)
     if isinstance(error, BudgetExceeded):
         print_not_read(session.out, error.failed)
+    if type(error) is CorruptFile and "`" not in message and "--" not in message and _is_of_index(error.file):
+        session.out.error_line(
+            "run `tiered-index verify --deep` to list the damage, and `verify --deep --repair` to mend it"
+        )
+
+
+def _is_of_index(file: str) -> bool:
+    """Return whether an error's file is an object or a local file of an index, and no input."""
+    return not is_foreign(file) or file_id_of(Path(file).name) is not None or file == _OF_SERVICE
 
 
 class _OneASecond(logging.Filter):

@@ -342,7 +342,9 @@ class IndexClient:
                 timeout=urllib3.Timeout(_CONNECT_S, float(limit_s) + _MORE_S if limit_s else 2 * _MORE_S),
             )
         except urllib3.exceptions.HTTPError as error:
-            raise StorageUnavailable(f"{self.url} did not answer: {error}") from error
+            raise StorageUnavailable(
+                f"{self.url} did not answer ({_cause_of(error)}): check the URL, and that the service runs"
+            ) from error
         if response.status >= 300:
             data = response.data
             response.release_conn()
@@ -425,6 +427,16 @@ def _asked(lookup: Lookup, **more: Any) -> dict[str, Any]:
     return _given(vars(lookup) | more)
 
 
+def _cause_of(error: BaseException) -> str:
+    """Return the text of an error's innermost cause, without the parts of urllib3 that passed it on."""
+    while True:
+        inner = (getattr(error, "reason", None), error.__cause__, *error.args)
+        if (cause := next((one for one in inner if isinstance(one, BaseException)), None)) is None:
+            break
+        error = cause
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 def _lines(response: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
     """Yield the complete lines of a body. Raises `StorageUnavailable` if the connection breaks."""
     rest = b""
@@ -433,7 +445,7 @@ def _lines(response: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
             *whole, rest = (rest + block).split(b"\n")
             yield from whole
     except urllib3.exceptions.HTTPError as error:
-        raise StorageUnavailable(f"the answer of {url} broke off: {error}") from error
+        raise StorageUnavailable(f"the answer of {url} broke off: {_cause_of(error)}") from error
 
 
 def _parsed(data: bytes, url: str) -> dict[str, Any]:

@@ -79,8 +79,11 @@ def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
     """Return the hash of topic#key by RocketMQ's `rule`: a number from 0 to 2**31 - 1.
 
     ``abs`` is the absolute value of Java's string hash (0 for -2**31), ``mask`` its lower 31 bits. Raises
-    `InvalidArgument` for another rule.
+    `InvalidArgument` for another rule, and for a topic or key that is not text.
     """
+    for name, value in (("topic", topic), ("key", key)):
+        if not isinstance(value, str):
+            raise InvalidArgument(f"{name} must be text, not {type(value).__name__}")
     return lookup_numbers(topic, key)[known_rule(rule) == "mask"]
 
 

@@ -131,7 +131,7 @@ def store_prefix(store: str) -> str:
     """
     named = store.encode("utf-8", "surrogatepass")
     if not named:
-        raise InvalidArgument("a store's name is not empty")
+        raise InvalidArgument("a store's name must not be empty")
     written = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named)
     if len(written) > _MAX_STORE:
         written = "==" + hashlib.blake2b(named, digest_size=16).hexdigest()

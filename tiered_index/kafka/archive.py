@@ -1,9 +1,9 @@
 """Records of Kafka in an index's archive: the archiver beside a source, and the columns of the archived files.
 
 The log of a partition is a store of the archive (`Name.store`), and a columnar segment has the records of a range of
-its offsets. The index's log says up to which offset a partition is archived; nothing else does. So the archiver reads
-on from there, by a client of its own, up to the source's durable position. A crash at any step leaves a file without a
-name in the log, or a named one: no record is missing or doubled. Records that the broker deleted before they were
+its offsets. The index's log says up to which offset a partition is archived; nothing else does. So the archiver
+continues there, with a separate client, up to the source's durable position. A crash at any step leaves a file without
+a name in the log, or a named one: no record is missing or doubled. Records that the broker deleted before they were
 archived are a loss with both offsets. One thread uses a `KafkaArchiver`; `stop`, `archived` and `losses`: any.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # of an index whose keys a function gave
 FUNCTION = ("function",)
 KEYS_NOTE = "tiered_index.keys"
-"""What `--key` gave, in the footer of a file: a list in JSON."""
+"""The values of `--key`, in the footer of a file: a list in JSON."""
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
 SCHEMA = pa.schema(
     {

@@ -71,6 +71,8 @@ _REFUSED = re.compile(
 )
 # Errors of a partition whose topic does not exist (any more)
 MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
+# Errors of a broker that could not be reached
+_UNREACHED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
 
 
@@ -372,7 +374,9 @@ def error_of(error: Any, what: str) -> TieredIndexError:
     if _REFUSED.fullmatch(name):
         is_acl = name.endswith("_AUTHORIZATION_FAILED")
         return StorageMisconfigured(f"{text}: allow the client's login to READ it" if is_acl else text)
-    return CorruptFile(what, error.str()) if error.name() in _DAMAGED else StorageUnavailable(text)
+    if name in _DAMAGED:
+        return CorruptFile(what, error.str())
+    return StorageUnavailable(f"{text}: check the address and the network" if name in _UNREACHED else text)
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:

@@ -6,8 +6,8 @@ partition may change:
 | found | what happens |
 |---|---|
 | a new partition, or a new topic that matches a pattern | it is read from its begin |
-| a partition that is gone | it is reported once; the others go on |
-| a partition whose broker does not answer | it waits, and is named; the others go on |
+| a partition that is gone | it is reported once; the others continue |
+| a partition whose broker does not answer | it waits, and is named; the others continue |
 | another log than the one that was read | it is read from its begin, and reported as rewritten |
 | a position out of the log's range | `OffsetOutOfRange`; with `restart_at` it continues at the log's begin or end |
 | a log that was cut and grew again, as the client reports | it is read again from the first other record |
@@ -198,7 +198,7 @@ class KafkaSource:
         self._away: dict[Place, str] = {}
         self._pending: deque[_Read] = deque()
         self._problem: Exception | None = None
-        # whether records are being taken in, which the client does not return again
+        # whether records are being read, which the client does not return again
         self._is_taking = False
         self._trouble: str | None = None
         self._looked_s = self._committed_s = 0.0
@@ -239,7 +239,7 @@ class KafkaSource:
             self._trouble = str(found)
 
     def _begin(self) -> None:
-        """Look for the partitions. With `follow` those of brokers that are away are named, and taken up later."""
+        """Look for the partitions. With `follow` those of brokers that are away are named, and read later."""
         until_s = time.monotonic() + (STEP_S if self.follow else TIMEOUT_S)
         while True:
             self._go_on_looking(wait_s=None)

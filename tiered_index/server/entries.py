@@ -108,7 +108,7 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
         _check_topics_bytes(pc.sum(beside).as_py() or 0, most_bytes)
     columns = entry_columns(table)
     if columns is None:
-        raise InvalidArgument("a value is missing, or a column has a type that no message column has")
+        raise InvalidArgument("a value is missing, or a column has a type that no message column may have: cast it")
     topics = pc.unique(columns["topic"]).to_pylist()
     return Batch(columns, len(table), frozenset(topics), "topic_id" in columns.schema.names)
 

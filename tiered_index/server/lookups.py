@@ -415,7 +415,7 @@ class LookupHandlers(Handlers):
     def _record(self, place: tuple[str, int, int], allowance: Allowance) -> MessagesResult:
         """Return the record at a topic's partition and offset."""
         if (records := self.served.records(place[0])) is None:
-            raise Refused(404, f"the index has no topic {place[0]!r:.80} with records of its own places")
+            raise Refused(404, f"the index has no Kafka topic {place[0]!r:.80}")
         with LookupBudget(self.prices, LookupLimits(timeout_s=allowance.left_s())).open():
             return MessagesResult(messages=(records.at(*place),), status="complete")
 
@@ -472,7 +472,7 @@ class LookupHandlers(Handlers):
             raise Refused(
                 413,
                 f"the lookups ask for up to {most:,} entries, and this service returns {given:,} at once: ask for "
-                "fewer keys, or with a lesser max_count",
+                "fewer keys, or a lower max_count",
             )
 
     def _check_count(self, max_count: int) -> None:

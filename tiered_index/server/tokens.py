@@ -77,7 +77,7 @@ class Caller:
             if source.startswith(prefix):
                 raise Refused(403, f"sources named {prefix}... are those that a service follows")
         if not self.sees_source(source):
-            raise Refused(403, f"the token is for some topics, so its sources are named {self.name}:...")
+            raise Refused(403, f"this token may use only sources whose names begin with {self.name}:")
 
     def need_topic_ids(self) -> None:
         """Raise `Refused` if the caller may not choose topic ids.

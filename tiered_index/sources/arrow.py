@@ -72,7 +72,7 @@ def _check_type(field: pa.Field) -> None:
     elif is_list(kind):
         kind = kind.value_type
     if not any(is_so(kind) for is_so in plain):
-        raise InvalidArgument(f"column {field.name!r:.80} has a type that no message column has")
+        raise InvalidArgument(f"column {field.name!r:.80} has a type that no message column may have: cast it")
 
 
 def _decompressed_bytes(message: pa.ipc.Message) -> int:

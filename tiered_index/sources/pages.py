@@ -225,7 +225,7 @@ class _Chunk:
         levels, _, _ = self._unpacked(page)
         # Writers need less than two bits a value; a damaged page with more would take long to read
         if len(levels) > page.values // 4 + 64:
-            raise ValueError("levels of a page are longer than its values allow")
+            raise ValueError("a page has more levels than its values allow")
         at = done = rows = 0
         while done < page.values:
             head, at = _varint(levels, at)

@@ -143,7 +143,8 @@ class Usage:
             requests = sum(self._requests.values()) + call.requests
             if requests > self.max_requests:
                 raise BudgetExceeded(
-                    f"max_requests={self.max_requests} reached: {call.operation} of {call.name!r} is request {requests}"
+                    f"max_requests={self.max_requests} reached before {call.operation} of {call.name!r} "
+                    f"(request {requests}): raise the bound"
                 )
         if self.max_bytes is not None:
             known = self.bytes_read + self._bytes_held
@@ -151,8 +152,8 @@ class Usage:
             if past:
                 asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
                 raise BudgetExceeded(
-                    f"max_bytes={self.max_bytes} reached: {call.operation} of {call.name!r} asks for {asks} bytes "
-                    f"after {known}"
+                    f"max_bytes={self.max_bytes} reached before {call.operation} of {call.name!r} "
+                    f"({asks} bytes after {known}): raise the bound"
                 )
         if self.max_cost_usd is not None:
             requests_of = self._requests | {call.operation: self._requests.get(call.operation, 0) + call.requests}
@@ -160,8 +161,8 @@ class Usage:
             cost_usd = self.prices.cost_usd(requests_of, read)
             if cost_usd > self.max_cost_usd:
                 raise BudgetExceeded(
-                    f"max_cost_usd={self.max_cost_usd:g} reached: with {call.operation} of {call.name!r} the cost "
-                    f"is {cost_usd:g}"
+                    f"max_cost_usd={self.max_cost_usd:g} reached before {call.operation} of {call.name!r} "
+                    f"(the cost would be {cost_usd:g}): raise the bound"
                 )
 
 

@@ -52,7 +52,7 @@ class Follower:
 
     def goes_on(self, what):
         before = max(0, self.position)
-        wait_until(lambda: self.position > before, f"{what}: the follower goes on from {before}")
+        wait_until(lambda: self.position > before, f"{what}: the follower continues at {before}")
 
     def end(self, number):
         self.process.send_signal(number)

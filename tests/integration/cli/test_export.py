@@ -228,7 +228,7 @@ def test_what_is_refused(tmp_path, run_here, original):
     for more, said in (
         (("--out", tmp_path / "there"), "exists already"),
         (("--out", tmp_path / "no" / "e"), "there is no folder"),
-        (("--out", tmp_path / "f"), "which is a folder"),
+        (("--out", tmp_path / "f"), ".f.partial is a folder"),
         (("--out", tmp_path / "e", "--slots", 5), "needs --format rocketmq"),
         (("--out", tmp_path / "e", "--topic", " "), "topic is empty"),
         (("--out", tmp_path / "e", "--begin", 5, "--end", 4), "is after"),

@@ -262,6 +262,7 @@ def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_he
     where = ("rebuild", "--from", f"file://{place}/store", "--storage", f"file://{tmp_path}/new")
     stopped = run_here(*where)
     assert stopped.code == 4 and "CRC32" in stopped.err
+    assert "run `tiered-index verify --deep` to list the damage, and `verify --deep --repair` to mend it" in stopped.err
     passed = run_here(*where, "--skip-corrupt", "--check", "--json")
     assert passed.code == 1 and passed.document["status"] == "different"
     assert passed.document["skipped"]

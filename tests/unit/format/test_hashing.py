@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 
 FINGERPRINT_MULTIPLIER = 0x9E3779B1
@@ -129,3 +130,9 @@ def test_hash_and_fingerprint_are_independent():
     hashes, fingerprints = hash_batch(["t"], np.zeros(1024, np.int64), code_units(colliding))
     assert len(set(hashes.tolist())) == 1
     assert len(set(fingerprints.tolist())) == 1024
+
+
+@pytest.mark.parametrize(("topic", "key", "said"), [(1, "k", "topic must be text, not int"), ("t", 2, "key must be")])
+def test_a_hash_of_other_than_text_is_refused(topic, key, said):
+    with pytest.raises(InvalidArgument, match=said):
+        key_hash(topic, key)

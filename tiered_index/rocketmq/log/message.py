@@ -110,7 +110,7 @@ def _decode_head(
         raise damage("the message's size is wrong", expected=f"{layout.MIN_MESSAGE_BYTES} to {most} bytes")
     head = _HEADS[int.from_bytes(data[36:40], "big") & (layout.BORN_V6 | layout.STORE_V6)]
     if size < head.size + 3 or len(data) < head.size:
-        raise damage("the message's size is wrong: it has no room for its hosts")
+        raise damage("the message is too short for its host addresses")
     fields = dict(zip(_FIELDS, head.unpack_from(data), strict=True))
     if physical_offset is not None and fields["physical_offset"] != physical_offset:
         raise damage("the message belongs elsewhere", expected=f"physical offset {physical_offset}")

@@ -232,7 +232,7 @@ class StoreDirectory:
         """Return the store in a folder; its default name is the resolved path. Raises `InvalidArgument` for another."""
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
-            raise InvalidArgument("a store's name is not empty")
+            raise InvalidArgument("a store's name must not be empty")
         if not folder.is_dir():
             raise InvalidArgument(f"{folder} is not a folder")
         if not any((folder / part).exists() for part in _PARTS):

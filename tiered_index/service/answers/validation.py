@@ -481,5 +481,5 @@ def _bytes_column(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[A
         if len(array):
             raise InvalidArgument(f"column {name!r} must be {wanted}, not {kind}")
     elif len(array) and pc.max(pc.binary_length(array)).as_py() > dtype.itemsize:
-        raise InvalidArgument(f"column {name!r} must be {wanted}, and has longer ones")
+        raise InvalidArgument(f"column {name!r} must be {wanted}, but has longer values")
     return np.array(array.to_pylist(), dtype)

@@ -408,7 +408,7 @@ def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> N
     if table.queues_bytes:
         check_queues(behind[: table.queues_bytes], one.start, one.size_bytes, one.name)
     logged = (one.start, one.size_bytes, one.crc32, one.crc32)
-    problem = "start, size or CRC32 are not what the log says"
+    problem = "start, size or CRC32 differ from the log"
     CorruptFile.unless_equal(one.name, problem, logged, (table.start, table.size_bytes, table.crc32, crc32))
 
 

@@ -113,7 +113,7 @@ class Lifecycle:
     def _round(self) -> tuple[Progress, list[TieredIndexError]]:
         with self._lock:
             if self._closed:
-                raise IndexClosed("the index is closed")
+                raise IndexClosed("the index is closed: open it again")
             self._failed = {}
             progress = Progress()
             self._context.flusher.roll_older_than(

@@ -127,7 +127,7 @@ class SegmentArchive:
         table = SegmentTable.decode(data, size, segment.name, segment.footer_bytes)
         found = (table.start, table.size_bytes, table.crc32)
         logged = (segment.start, segment.size_bytes, segment.crc32)
-        CorruptFile.unless_equal(segment.name, "start, size or CRC32 are not what the log says", logged, found)
+        CorruptFile.unless_equal(segment.name, "start, size or CRC32 differ from the log", logged, found)
         for damage in table.damage(segment.name, footer_at - before, data[:before] + table.footer):
             raise damage
         self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes + len(table.footer))

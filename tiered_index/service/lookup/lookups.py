@@ -401,7 +401,7 @@ class Lookups(ABC, Generic[ItemT]):
         """Call `_check_process`, and raise `IndexClosed` if the index is closed."""
         self._check_process(limits)
         if self._closed:
-            raise IndexClosed(f"the {self._called} is closed")
+            raise IndexClosed(f"the {self._called} is closed: open it again")
 
     @abstractmethod
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:

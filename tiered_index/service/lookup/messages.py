@@ -347,7 +347,10 @@ class MessageLookup:
     def _refusal(self) -> BudgetExceeded | None:
         """Return an error if the budget was exceeded before all messages were read, with their number."""
         errors = [one.error for one in self.fetched if isinstance(one.error, BudgetExceeded)]
-        return BudgetExceeded(f"{errors[0]}; {len(errors)} of the messages were not read") if errors else None
+        if not errors:
+            return None
+        left = f"{len(errors)} of the messages were not read"
+        return BudgetExceeded(f"{errors[0]}; {left}: allow_partial returns the rest")
 
     def _explain(self, reports: Sequence[FileReport], started: float) -> Explain:
         """Return the total cost. Requests besides those of lookups and messages are reads of the log."""

@@ -550,7 +550,9 @@ def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
     report, error = scan.errors[0]
     left = len(scan.errors)
     files = f"{left} of the files it needed were" if left > 1 else f"{report.file} was"
-    raise BudgetExceeded(f"{error}; {files} not read", failed=result.failed, result=result) from error
+    raise BudgetExceeded(
+        f"{error}; {files} not read: allow_partial returns the rest", failed=result.failed, result=result
+    ) from error
 
 
 def _error(scan: Scan) -> TieredIndexError:

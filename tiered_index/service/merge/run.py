@@ -187,7 +187,7 @@ def merge(
             report += replace(done, expired=expired)
         if not overtaken:
             return report
-    raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row; try again later")
+    raise MergeOvertaken(f"{storage.uri}: another merge published first, {_TRIES} times in a row; try again later")
 
 
 def merge_index(

@@ -59,6 +59,7 @@ FOLLOWERS = "followers"
 MARKER_VERSION = 1
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EPERM, errno.EACCES, errno.EROFS}
+_HELD = ": end that writer, or use another root"
 _log = logging.getLogger(__name__)
 
 
@@ -272,7 +273,7 @@ class RootLock:
             pid, host, file = None, None, str(self._path)
             with contextlib.suppress(CorruptFile):
                 pid, host = checked(_HOLDER, load(os.pread(descriptor, 4096, 0), file, "lock"), file, "lock")
-            raise LockHeld.by(str(self._path.parent), pid, host) from error
+            raise LockHeld.by(str(self._path.parent), pid, host, _HELD) from error
         except OSError as error:
             raise disk_error(error, f"locking {self._path}") from error
 
@@ -282,7 +283,7 @@ class RootLock:
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LockHeld.by(str(self._path.parent), None, None) from error
+            raise LockHeld.by(str(self._path.parent), None, None, _HELD) from error
         except OSError as error:
             _log.debug("%s can't be locked itself: %s", self._path.parent, error)
 

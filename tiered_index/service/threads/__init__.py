@@ -381,7 +381,7 @@ class Worker:
             while True:
                 task = self._tasks.get_nowait()
                 if task is not None:
-                    task.fail(IndexClosed("the index is closed"))
+                    task.fail(IndexClosed("the index is closed: open it again"))
 
     def _round_failed(self, run_once: Callable[[], object]) -> bool:
         try:

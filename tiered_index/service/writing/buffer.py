@@ -350,7 +350,7 @@ class WriteBuffer:
 
     def _admit(self, entries: int, size_bytes: int) -> None:
         if self._closed:
-            raise IndexClosed("the index is closed")
+            raise IndexClosed("the index is closed: open it again")
         held, held_bytes = self.size, self.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             text = (

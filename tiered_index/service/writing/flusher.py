@@ -49,7 +49,7 @@ class Flusher:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise IndexClosed("the index is closed")
+            raise IndexClosed("the index is closed: open it again")
 
     def run_once(self) -> int:
         """Flush the buffered entries; return how many became durable. Raises typed errors; a later call continues."""

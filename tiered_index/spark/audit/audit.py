@@ -126,7 +126,7 @@ def audit(
     # Spark and NumPy know 64 bits
     seconds = max(begin_s, ALL_TIME[0]), min(end_s, ALL_TIME[1])
     if check_integer("most_listed", most_listed) < 0:
-        raise InvalidArgument(f"most_listed must not be negative, as {most_listed} is")
+        raise InvalidArgument(f"most_listed must be 0 or more, not {most_listed}")
     address = StorageAddress(storage, settings.s3)
     with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
         meter = JobMeter(spark, opened, progress)
