@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help setup compiled ready demo kafka-demo serve-demo test test-long test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
-	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # The virtualenv is made once. Each stamp names the extras in it, and is renewed when pyproject.toml or the lock changes.
 $(VENV)/.stamp-python: deploy/make-venv.sh
@@ -46,7 +46,7 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with all packages for development
 
-demo: $(VENV)/.stamp-demo ## the main job from start to end: millions of messages through all states, two crashes, every answer checked
+demo: $(VENV)/.stamp-demo ## run the main job on millions of messages, with two crashes, and check every answer
 	@$(BIN)/python -m tests.demo
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
@@ -59,13 +59,13 @@ $(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,kafka]'
 	@touch $@
 
-kafka-demo: $(VENV)/.stamp-kafka ## topics of Kafka (a mock cluster) followed, the follower killed, records found by key, header and field of JSON
+kafka-demo: $(VENV)/.stamp-kafka ## follow topics of a mock Kafka cluster, kill the follower, find records by key, header and JSON field
 	@$(BIN)/python -m tests.demo.kafka
 
-serve-demo: $(VENV)/.stamp-serve ## the service over two million messages that a broker writes: console, HTTP, RocketMQ's protocol
+serve-demo: $(VENV)/.stamp-serve ## serve two million messages that a broker writes: console, HTTP, RocketMQ's protocol
 	@$(BIN)/python -m tests.demo --serve
 
-lint: $(VENV)/.stamp-test ## ruff, its format, the prose of pages, help and messages, and mypy --strict
+lint: $(VENV)/.stamp-test ## check style, formatting, prose and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/unit/test_prose.py
@@ -86,7 +86,7 @@ $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
 build/site/index.html: $(DOCS)/.stamp $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md) $(shell find tiered_index docs/examples -name '*.py' -o -name '*.md')
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q -f docs/site/mkdocs.yml
 
-docs: build/site/index.html ## the site of all pages, in build/site, opened in a browser as wide as a desktop and a phone
+docs: build/site/index.html ## build the site in build/site, and check it in a browser, desktop and phone
 	@bash deploy/find-chromium.sh
 	@$(DOCS)/bin/python docs/site/check.py build/site
 
@@ -103,10 +103,10 @@ ready: $(VENV)/.stamp-test
 	@$(MAKE) --no-print-directory -j 3 lint $(VENV)/spark-classes.jsa compiled
 
 # the lint has checked the prose
-test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
+test: ready ## run every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
 
-test-long: $(VENV)/.stamp-test ## the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
+test-long: $(VENV)/.stamp-test ## run the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --durations=15 $(PYTEST_ARGS)
 
 # a separate virtualenv
@@ -119,19 +119,19 @@ $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
 	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt '.[fast]' pytest pytest-xdist hypothesis
 	@touch $@
 
-test-lowest: $(LOWEST)/.stamp ## codecs and golden files on the lowest versions of dependencies that pyproject.toml declares
+test-lowest: $(LOWEST)/.stamp ## test codecs and golden files on the lowest versions of dependencies that pyproject.toml declares
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
 
-test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
+test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_bench.py --durations=5 $(PYTEST_ARGS)
 
-test-native: $(VENV)/.stamp-test ## the compiled core under AddressSanitizer and UndefinedBehaviourSanitizer, which needs gcc
+test-native: $(VENV)/.stamp-test ## run the compiled core under AddressSanitizer and UndefinedBehaviourSanitizer (needs gcc)
 	@$(BIN)/python -m tests.support.native $(NATIVE_ARGS)
 
 # for example --mutations --all
 NATIVE_ARGS ?=
 
-test-all: ready ## `make test` and `make test-long`, the slow soaks, more examples of Hypothesis, and the mutants
+test-all: ready ## run `make test` and `make test-long`, the slow soaks, more examples of Hypothesis, and the mutants
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
@@ -141,13 +141,13 @@ MUTANTS_ARGS ?=
 mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one by one: for each, a named test must fail
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
-test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
+test-s3: $(VENV)/.stamp-test ## run tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
 
 MINUTES ?= 10
 CHAOS_ARGS ?=
 
-chaos: $(VENV)/.stamp-test ## MINUTES=10 of chaos on a real S3 server: processes, server, disk and network fail; nothing may be lost
+chaos: $(VENV)/.stamp-test ## run MINUTES=10 of chaos on a real S3 server: processes, server, disk and network fail; nothing may be lost
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.reliability.chaos --minutes $(MINUTES) $(CHAOS_ARGS)
 
 # the geometry of RocketMQ's defaults, in both file families
@@ -164,13 +164,13 @@ bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lo
 	@$(BIN)/python -m tests.benchmarks $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)
 	@$(BIN)/python -m tests.benchmarks $(BENCH_GEOMETRY) --preset rocketmq $(BENCH_ARGS)
 
-bench-quick: $(VENV)/.stamp-test ## the same with smaller files (some minutes)
+bench-quick: $(VENV)/.stamp-test ## measure the same with smaller files (some minutes)
 	@$(BIN)/python -m tests.benchmarks --quick $(BENCH_ARGS)
 
-bench-spark: $(VENV)/.stamp-test ## jobs on Spark beside one process, Parquet and DuckDB; lookups beside a join (BENCH_ARGS: --scale, --keys, --out ...)
+bench-spark: $(VENV)/.stamp-test ## measure jobs on Spark beside one process, Parquet and DuckDB; lookups beside a join (BENCH_ARGS: --scale, --keys, --out ...)
 	@$(BIN)/python -m tests.benchmarks spark spark-lookup $(BENCH_ARGS)
 
-bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
+bench-s3: $(VENV)/.stamp-test ## measure cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)
 
 # Only this task needs the peers' packages. MariaDB's server is in Debian's packages mariadb-server-core and -client-core, and is left
@@ -180,13 +180,13 @@ $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@
 
-bench-billion: $(VENV)/.stamp-test ## a year of 10 M, 100 M and 1 G messages, built, audited, merged, looked up, by Spark and by one process (hours; 70 GB of disk)
+bench-billion: $(VENV)/.stamp-test ## measure a year of 10 M, 100 M and 1 G messages: built, audited, merged, looked up (hours; 70 GB of disk)
 	@$(BIN)/python -m tests.benchmarks billion --root-dir build/billion --out build/billion.json $(BENCH_ARGS)
 
-bench-service: $(VENV)/.stamp-test ## load on the service over sockets: lookups/s, latencies, slow readers, memory
+bench-service: $(VENV)/.stamp-test ## measure the service under load over sockets: lookups/s, latencies, slow readers, memory
 	@$(BIN)/python -m tests.benchmarks.service $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.stamp-peers ## the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
+bench-peers: $(VENV)/.stamp-peers ## measure the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
 # a separate virtualenv: the stores need many packages
@@ -198,7 +198,7 @@ $(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock d
 	@$(COLD)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r tests/benchmarks/cold_peers/requirements.txt
 	@touch $@
 
-bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## cold lookups beside SlateDB, Lance, Parquet and DuckDB over one S3 server, into build/cold.json (BENCH_ARGS: --entries ...)
+bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## measure cold lookups here and in SlateDB, Lance, Parquet and DuckDB over one S3 server, into build/cold.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks cold-peers --peers-python $(COLD)/bin/python --out build/cold.json $(BENCH_ARGS)
 
 lock: $(VENV)/.stamp-test ## write requirements.lock again
@@ -207,7 +207,7 @@ lock: $(VENV)/.stamp-test ## write requirements.lock again
 		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
 	@sed -i '1i # Exact versions of everything the project can install, for all extras; `make lock` renews it.' requirements.lock
 
-dist: $(VENV)/.stamp-python ## the source distribution, the wheel that is built from it, and the site as an archive, in dist/
+dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is built from it, and the site as an archive, in dist/
 	@rm -rf build dist
 	@$(BIN)/python -m pip install -q --disable-pip-version-check build
 	@$(BIN)/python -m build . >build-dist.log 2>&1 || { cat build-dist.log; exit 1; }

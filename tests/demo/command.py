@@ -246,7 +246,7 @@ class Stages:
         hottest = Lookup(topic=TOPICS[0], key=self.workload.keys[0], max_count=page) if page else None
         measured = self.checks.check(place, files, index.query, lookups, paged=hottest)
         wrong = f", {len(measured.wrong)} WRONG" if measured.wrong else ""
-        self.say(f"{place}: {len(measured.latencies_ms):,} look-ups, {measured.answers:,} answers{wrong}")
+        self.say(f"{place}: {len(measured.latencies_ms):,} lookups, {measured.answers:,} answers{wrong}")
 
 
 def _simulated(text: str) -> StorageUnavailable:
@@ -263,7 +263,7 @@ def _recovered(notes: list[str]) -> str:
 _WRONG = 1
 _PART_BYTES = 5 << 20
 _SETTINGS = "TIERED_INDEX_"
-LOOKUP_COLUMNS = ("look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
+LOOKUP_COLUMNS = ("lookups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
 
 
 @command
@@ -389,7 +389,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
     rows = [(f["place"], states(f["files"]), *lookup_cells(f)) for f in figures["lookups"]]
     out.line(f"storage: {figures['storage']}")
     columns = ("place", "files by state", *LOOKUP_COLUMNS)
-    out.table(columns, rows, right=("look-ups", "answers", "wrong", "requests", "bytes"))
+    out.table(columns, rows, right=("lookups", "answers", "wrong", "requests", "bytes"))
     ending = figures["ending"]
     fields: dict[str, object] = {
         "messages": f"{human_count(figures['messages'])} in {figures['topics']} topics over {figures['days']} days",

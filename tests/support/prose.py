@@ -2,6 +2,7 @@
 
 python -m tests.support.prose FOLDER|FILE ...     prints the faults of docstrings, comments, messages and pages
 python -m tests.support.prose --warnings          prints the pages with most sentences in the passive voice
+python -m tests.support.prose --passive PAGE ...  prints these sentences
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ TOP = Path(__file__).parents[2]
 MOST_WORDS = 25
 _BEGIN = r"(?:^|(?<=[.!?:;] ))"
 _AVOID = {
-    r"\bfor (?:ever|good)\b": "permanently",
+    r"\bfor (?:ever|good|all time)\b": "permanently",
     r"\banew\b": "again",
     r"\bof (?:which|whom)\b": "a sentence of its own",
     r"\bwhoever\b|\bwho wants\b": "name the person",
     r"\bit is said\b": "name the speaker",
     r"\b(?:is|are|was|were|be|been) told\b": "active voice",
-    r"\btakes in\b": "reads",
+    r"\b(?:takes?|taken|taking|took) in\b": "reads",
     r"\b(?:is|are|was|were) met\b": "finds",
-    r"\bgoes\b|\bgoes on\b": "a verb that says what happens",
+    r"\bgoes\b|\bgo on\b": "a verb that says what happens",
     r"\b(?:lies|stands)\b": "is",
     r"\bbut for\b": "except",
     r"\bis no [A-Z]\w+": "is not a",
@@ -163,9 +164,14 @@ def pages() -> list[Path]:
     ]
 
 
+def passive(text: str) -> list[str]:
+    """Return the sentences of a text that are in the passive voice."""
+    return [one for one in sentences(text) if _PASSIVE.search(one)]
+
+
 def _warn() -> None:
     """Print the pages with most sentences in the passive voice."""
-    counts = {page: sum(bool(_PASSIVE.search(one)) for one in sentences(page.read_text())) for page in pages()}
+    counts = {page: len(passive(page.read_text())) for page in pages()}
     for page, count in collections.Counter(counts).most_common(5):
         print(f"warning: {page.relative_to(TOP)}: {count} sentences in the passive voice")
 
@@ -174,6 +180,10 @@ def main(names: list[str]) -> int:
     """Print the faults below the paths, or the warnings."""
     if names == ["--warnings"]:
         _warn()
+        return 0
+    if names[:1] == ["--passive"]:
+        for name in names[1:]:
+            print(*passive(Path(name).read_text()), sep="\n")
         return 0
     paths = [Path(name) for name in names]
     found = [(path, fault) for path in _files(paths, ".py") for fault in faults_of_module(path)]
