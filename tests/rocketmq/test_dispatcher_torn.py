@@ -33,13 +33,13 @@ def test_a_torn_tail_has_a_range_and_is_searched_behind_only_when_something_chan
     for _ in range(6):
         done = dispatcher.run_once()
         assert (done.state, done.caught_up, done.end) == (End.TORN, True, start)
-        assert done.torn is not None and done.torn[:2] == (start, written)
+        assert done.torn is not None and (done.torn.begin, done.torn.end) == (start, written)
     assert len(searched) == 2  # a second time because the broker may have been writing during the first
     status = followed.segment(0).stat()
     followed.segment(0).write_bytes(whole[: start + 100].ljust(SEGMENT, b"\0"))
     # as with a mapped file that is already dirty
     os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert dispatcher.run_once().torn[1] > written
+    assert dispatcher.run_once().torn.end > written
     assert len(searched) == 3
     followed.segment(0).write_bytes(whole)
     os.utime(followed.segment(0), ns=(status.st_atime_ns, status.st_mtime_ns))
