@@ -70,7 +70,7 @@ def test_a_round_its_table_and_its_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(peers_page, "PAGE", page)
     program.main(["--page", "--out", str(out)])
     assert "RocksDB: not measured, module away" in shown(page.read_text(), "machine")
-    assert "### 2,000 entries, 2 a key, 1 round\n" in shown(page.read_text(), "tables")
+    assert "### 2,000 entries, 2 per key, 1 round\n" in shown(page.read_text(), "tables")
     assert "](comparison-2.svg)" in shown(page.read_text(), "plots")
     picture = ET.fromstring((tmp_path / "comparison-2.svg").read_text())
     assert sum(element.tag.endswith("circle") for element in picture.iter()) == len(peers_page.PLOTTED)
