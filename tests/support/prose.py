@@ -1,8 +1,8 @@
 """Finds sentences that are hard to read: long ones, words of a private dialect, and the findings of proselint.
 
-python -m tests.support.prose FOLDER|FILE ...     prints the faults of docstrings, comments, messages and pages
-python -m tests.support.prose --warnings          prints the pages with most sentences in the passive voice
-python -m tests.support.prose --passive PAGE ...  prints these sentences
+- `python -m tests.support.prose FOLDER|FILE ...` prints the faults of docstrings, comments, messages and pages.
+- `python -m tests.support.prose --warnings` prints the pages with most sentences in the passive voice.
+- `python -m tests.support.prose --passive PAGE ...` prints these sentences.
 """
 
 from __future__ import annotations
