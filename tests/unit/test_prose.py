@@ -5,7 +5,7 @@ Sentences have at most 25 words, and no phrases that puzzle readers. proselint f
 
 import pytest
 
-from tests.support.prose import TOP, faults, faults_of_module, linted, pages
+from tests.support.prose import TOP, faults, faults_of_module, linted, pages, texts_of_module
 from tests.unit.cli.test_exit_codes import all_commands
 
 CODE = ("tiered_index", "tests", "docs")
@@ -70,3 +70,8 @@ def test_help() -> None:
 def test_docstrings_comments_and_messages() -> None:
     modules = [path for folder in CODE for path in (TOP / folder).rglob("*.py")]
     assert not {f"{path}": found for path in (*modules, TOP / "setup.py") if (found := faults_of_module(path))}
+
+
+def test_proselint_passes_docstrings_and_messages() -> None:
+    for path in (TOP / "tiered_index").rglob("*.py"):
+        assert not linted("\n\n".join(texts_of_module(path.read_text()))), path

@@ -465,7 +465,7 @@ class FileReader:
 
 
 def _affordable(run: LookupRun, under_way: int) -> bool:
-    """Return whether the budget allows one more whole search, so that directories alone don't use it up."""
+    """Return whether the budget allows another whole search, so that directories alone don't use it up."""
     if run.budget is None or not under_way:
         return True
     requests, size, searches = run.budget.usage.requests_left, run.budget.usage.bytes_left, under_way + 1

@@ -1,8 +1,8 @@
 """The keys of a bulk lookup in one pass: tasks hash, pack and count them; the driver gets them unless they are many.
 
 A task reports the rows and topics of each lot of its rows. A few packed lookups go to the driver with the report. More
-are rows of their own: they go to the driver by a second job, and very many go from task to task. Nulls are counted,
-other invalid rows fail the task.
+are rows of their own: they go to the driver by a second job, or, if they are many, from task to task. Nulls are
+counted, other invalid rows fail the task.
 """
 
 from __future__ import annotations
