@@ -102,7 +102,7 @@ DAMAGED = [
     (patched(8, word(1)), "contradicts its CRC"),
     (patched(12, word(-1)), "queue id is negative"),
     (patched(28, struct.pack(">q", 1001)), "belongs elsewhere"),
-    (patched(36, word(STORE_V6 | BORN_V6)), "is wrong|add up"),
+    (patched(36, word(STORE_V6 | BORN_V6)), "is wrong|add up|too short for its host addresses"),
     (patched(56, struct.pack(">q", -1)), "store timestamp"),
     (patched(56, struct.pack(">q", 2**62)), "store timestamp"),
     (patched(84, word(-1)), "body's length is wrong"),
