@@ -148,3 +148,17 @@ class JoinClock:
 
         monkeypatch.setattr(pool_module, "time", Time)
         monkeypatch.setattr(threading.Thread, "join", join)
+
+
+def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():
+    pool = DaemonPool(1, NAME)
+    go_on, both = threading.Event(), threading.Barrier(2)
+    hanging = pool.submit(go_on.wait, 30)
+    for _ in range(3):
+        pool.replace_thread(hanging)
+    # the barrier would let two further threads pass
+    waiting = [pool.submit(both.wait, 0.2) for _ in range(2)]
+    assert all(isinstance(one.exception(30), threading.BrokenBarrierError) for one in waiting)
+    go_on.set()
+    assert hanging.result(30)
+    pool.close()

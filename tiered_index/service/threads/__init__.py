@@ -93,6 +93,8 @@ class DaemonPool:
         self._most = threads
         self._name = name
         self._closed = False
+        # calls whose thread was replaced
+        self._replaced: set[Future[Any]] = set()
         self._begin()
         _pools.add(self)
 
@@ -129,16 +131,20 @@ class DaemonPool:
         return future
 
     def replace_thread(self, hanging: Future[Any]) -> None:
-        """Allow one more thread until the call `hanging` ends."""
+        """Allow one more thread until the call `hanging` ends. Repeated calls for it change nothing."""
         with self._lock:
+            if hanging in self._replaced:
+                return
+            self._replaced.add(hanging)
             self._most += 1
             if not self._closed and self._work.count(0) > len(self._work.threads):
                 with contextlib.suppress(RuntimeError):
                     self._start()
         hanging.add_done_callback(self._put_back)
 
-    def _put_back(self, _: Future[Any]) -> None:
+    def _put_back(self, ended: Future[Any]) -> None:
         with self._lock:
+            self._replaced.discard(ended)
             self._most -= 1
 
     def _start(self) -> None:
