@@ -6,6 +6,7 @@ a key, a topic, or a text that a client chose. Threads: any.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter as Tally
 from collections.abc import Callable
 
@@ -69,13 +70,16 @@ class Metrics:
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:
                 counted.labels(value)
+        # finding the labels of a metric takes longer than counting
+        self._http_of, self._lookups_of = functools.cache(self._http.labels), functools.cache(self._lookups.labels)
+        self._files_of, self._skipped_of = functools.cache(self._files.labels), functools.cache(self._skipped.labels)
         Info("tiered_index_build", "Version of the program.", registry=registry).info({"version": __version__})
         ProcessCollector(registry=registry)
         registry.register(StateCollector(lookups, more))
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self._http.labels(route, method, str(status)).observe(seconds)
+        self._http_of(route, method, str(status)).observe(seconds)
 
     def rocketmq_request(self, request: str, status: str, seconds: float) -> None:
         """Count a request of RocketMQ's protocol, by the names of request and response code."""
@@ -86,7 +90,7 @@ class Metrics:
         done = Tally((report.outcome, report.place) for report in explain.files)
         read = {place for outcome, place in done if outcome in ("read", "fetched")}
         farthest = next((name for name, places in _FARTHEST if read.intersection(places)), "local" if read else "none")
-        self._lookups.labels(kind, farthest, status).inc()
+        self._lookups_of(kind, farthest, status).inc()
         self._requests.observe(explain.requests)
         self._read.observe(explain.bytes)
         if explain.requests:
@@ -94,9 +98,9 @@ class Metrics:
             self._cost.inc(explain.cost_usd)
         for (outcome, place), count in done.items():
             if outcome == "read":
-                self._files.labels(place).inc(count)
+                self._files_of(place).inc(count)
             elif outcome.startswith(_SKIPPED):
-                self._skipped.labels(outcome.removeprefix(_SKIPPED)).inc(count)
+                self._skipped_of(outcome.removeprefix(_SKIPPED)).inc(count)
 
     def totals(self) -> dict[str, float]:
         """Return the numbers of HTTP requests, of those with status 500 or 502, and of storage requests of lookups."""

@@ -10,8 +10,8 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import TypedDict
+from dataclasses import asdict, dataclass
+from typing import TypedDict, TypeVar
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
@@ -21,6 +21,7 @@ from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable, rounded_usd
 from tiered_index.types import Explain, FileReport
 
+N = TypeVar("N", int, float)
 # the longest time that a thread can wait; a longer bound counts as none
 _LONGEST_S = threading.TIMEOUT_MAX / 2
 # up to this number, answers are sorted immediately
@@ -56,13 +57,20 @@ class LookupLimits:
 
     def least(self, other: LookupLimits) -> LookupLimits:
         """Return the lesser bound of both, for each bound."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return LookupLimits(*(min((bound for bound in pair if bound is not None), default=None) for pair in pairs))
+        return LookupLimits(
+            _least(self.max_requests, other.max_requests),
+            _least(self.max_bytes, other.max_bytes),
+            _least(self.timeout_s, other.timeout_s),
+        )
 
     def deadline_s(self) -> float | None:
         """Return the end of `timeout_s` from now, by `time.monotonic()`; None: no bound."""
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
+
+
+def _least(one: N | None, other: N | None) -> N | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 class LookupBudget:
