@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import TARGET
+from tiered_index.server.joined import JoinedTransport
 from tiered_index.server.pacing import PACE, Pace
 from tiered_index.server.problems import Problem, Redaction, Refused
 
@@ -178,6 +179,8 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._joined = JoinedTransport(transport, self.loop)
+        self.transport = self._joined  # type: ignore[assignment]
         self._pace = Pace()
         # each request gets a copy as its state
         self.app_state = {**self.app_state, PACE: self._pace}
@@ -198,6 +201,11 @@ class _Connection(HttpToolsProtocol):
         elif self.cycle is None or self.cycle.response_complete:
             # Empty lines, or the body of a request that is answered already, stop Uvicorn's timer for the next request
             self._watch()
+
+    def eof_received(self) -> None:
+        super().eof_received()
+        # the loop closes the connection now
+        self._joined.send()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
