@@ -16,6 +16,7 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, index_in, serving
 from tests.support.batches import batch
+from tests.support.core import compiled_core
 from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
@@ -300,6 +301,7 @@ def test_a_client_that_disconnects_ends_its_lookup(index, monkeypatch, caplog, m
     caplog.clear()
     with serving(index, threads=1) as client:
         monkeypatch.setattr(IndexService, method, lambda self, *args, **kwargs: held(*args, **kwargs))
+        monkeypatch.setattr(IndexService, "query_nowait", lambda *_: None)
         host, port = client.base_url.host, client.base_url.port
         with socket.create_connection((host, port)) as connection:
             connection.sendall(asked)
@@ -329,6 +331,7 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
     held = Held()
     with serving(index, threads=1, waiting=0) as client:
         monkeypatch.setattr(IndexService, "query", lambda self, *args, **kwargs: held(*args, **kwargs))
+        monkeypatch.setattr(IndexService, "query_nowait", lambda *_: None)
         first = threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": QUERY})
         first.start()
         assert held.entered.wait(PATIENCE_S)
@@ -337,6 +340,27 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
         # the service still answers about its state
         for path in ("/livez", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
+        held.go_on.set()
+        first.join(PATIENCE_S)
+
+
+def test_an_answer_in_memory_waits_for_no_thread(index, monkeypatch):
+    compiled_core()
+    held, asked = Held(), QUERY | {"max_count": "1"}
+    expected = index.query(QUERY["topic"], QUERY["key"], max_count=1)
+    with serving(index, threads=1, waiting=0) as client:
+        monkeypatch.setattr(IndexService, "topics", lambda self, *args, **kwargs: held(*args, **kwargs))
+        first = threading.Thread(target=client.get, args=("/v1/topics",))
+        first.start()
+        assert held.entered.wait(PATIENCE_S)
+        got = client.get("/v1/query", params=asked).json()
+        assert (got["items"], got["cursor"]) == ([expected[0].to_dict()], expected.cursor)
+        rest = client.get("/v1/query", params=asked | {"cursor": got["cursor"]})
+        assert [one["offset"] for one in rest.json()["items"]] == [1024]
+        # a larger answer would delay other requests
+        assert client.get("/v1/query", params=QUERY | {"max_count": "101"}).status_code == 503
+        metrics = client.get("/metrics").text
+        assert 'tiered_index_lookups_total{kind="query",place="local",status="truncated"} 1.0' in metrics
         held.go_on.set()
         first.join(PATIENCE_S)
 

@@ -1,12 +1,14 @@
-"""The handlers of lookups, messages and topics: the library answers in a thread, and the answer is sent as bytes.
+"""The handlers of lookups, messages and topics: the library answers, and the answer is sent as bytes.
 
+A call of the library runs in a thread, unless local files have the answer (`IndexService.query_nowait`).
 Models of `parameters` check requests, and `wire` encodes answers. Each lookup, also a failed one, is counted and
-written to the audit log. Threads: handlers run on the event loop and never wait there for index or storage.
+written to the audit log. Threads: handlers run on the event loop and never wait there for a disk or a storage.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -32,12 +34,13 @@ from tiered_index.server.memory import (
     MESSAGE_FACTOR,
     SEEN_BYTES,
     CountedMessages,
+    MemoryInUse,
     Reservation,
     entries_bytes,
     parsed_bytes,
 )
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.pacing import PACE, Document, Pace, document_of_rows, document_with_ends
+from tiered_index.server.pacing import PACE, Document, Pace, PacedResponse, document_of_rows, document_with_ends
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
@@ -57,6 +60,9 @@ _NO_EXPLAIN = Explain()
 _DIRECTORIES_BYTES = 64 << 20
 _NO_QUEUES = "browsing needs queue offsets: serve with --store, or archive segments with --archive-queues"
 _UNREADABLE = "this message can't be read"
+# Most entries of an answer that is made on the event loop
+_FEW = 100
+_BETWEEN = re.compile(rb'\},\{"topic":')
 _MESSAGES = b'{"messages":['
 # Entries of a stream that are sent at once; a slow stream ends after such a piece
 _ROWS = 1000
@@ -80,18 +86,43 @@ class LookupHandlers(Handlers):
             # each page repeats a part of the lookup: larger pages take less time in total
             asked = asked.model_copy(update={"max_count": min(parameters.PAGE, self.served.caps.max_count)})
         self._check_count(asked.max_count)
-        allowance = self.allowance(asked)
         if form != wire.JSON:
-            return await self._stream(request, asked, allowance, form)
-        what, look_up = {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
+            return await self._stream(request, asked, self.allowance(asked), form)
+        what = {"topic": asked.topic, "key": asked.key}
         claim = entries_bytes([(asked.topic, asked.max_count)])
         encoded = partial(self._items_encoded, asked, _tells_files(request, asked))
+        if (response := self._answer_now(request, asked, what, encoded, claim)) is not None:
+            return response
+        allowance = self.allowance(asked)
+        look_up = partial(self._page, asked, allowance)
         return await self._answer(request, allowance, "query", what, look_up, encoded, claim=claim)
+
+    def _answer_now(
+        self,
+        request: Request,
+        asked: parameters.OneKey,
+        what: dict[str, Any],
+        encoded: Callable[[QueryResult], Document],
+        claim: int,
+    ) -> Response | None:
+        """Return the answer if local files have it: a thread takes longer. None: the lookup needs a thread."""
+        writer, reservation = self.served.writer, request.state.reservation
+        # writing the audit log may wait for a disk
+        if writer is None or self.served.audit.is_on or asked.max_count > _FEW:
+            return None
+        with contextlib.suppress(MemoryInUse):
+            reservation.hold(claim)
+            page = asked.begin_ms, asked.end_ms, asked.max_count, asked.cursor
+            if (answer := writer.query_nowait(asked.topic, asked.key, *page)) is not None:
+                made = encoded(self._recorded(request, "query", what, lambda: answer))
+                reservation.settle(len(made.body))
+                return PacedResponse(made, wire.JSON)
+        return None
 
     def _items_encoded(self, asked: parameters.OneKey, files: bool, answer: QueryResult) -> Document:
         body = wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
         # unambiguous, because quotation marks in texts are escaped
-        between = (found.start() + 1 for found in re.finditer(rb'\},\{"topic":', body))
+        between = (found.start() + 1 for found in _BETWEEN.finditer(body))
         ends = chain(between, (body.find(b'],"status":') for _ in answer.items[:1]))
         return self._document(asked, body, ends, answer.items, answer)
 

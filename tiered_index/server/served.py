@@ -54,6 +54,11 @@ class Audit:
         except OSError as error:
             raise SetupUnavailable(f"the audit log {path} can't be written: {error.strerror}") from error
 
+    @property
+    def is_on(self) -> bool:
+        """Whether records are written."""
+        return self._file is not None
+
     def refused(self, request_id: str, caller: str | None, what: str, asked: str, more: dict[str, Any]) -> None:
         """Write a forbidden request: `what` is its method and path, `asked` its query, `more` fields of its body."""
         said = {"refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403}

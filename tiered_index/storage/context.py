@@ -89,6 +89,9 @@ class Activation(Generic[_T]):
 
 
 UNBOUNDED = RequestContext()
+"""The context of calls without limits, counters and threads."""
+NO_WAIT = RequestContext(deadline_s=0.0)
+"""The context of a lookup that reads neither a disk nor a storage. Its deadline has passed."""
 request_context: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
 """The context of this thread's storage calls; `RequestContext.active` sets it for a block."""
 

@@ -94,6 +94,33 @@ def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_entri
     assert [item.offset for item in index.query("t", "other")] == [5]
 
 
+def test_an_answer_without_waiting_is_that_of_a_lookup_or_none(index):
+    index.query("t", "k")
+    answered = 0
+    for arguments in ASKED:
+        answer = index.query_nowait(*arguments)
+        if answer is None:
+            continue
+        answered += 1
+        expected = index.query(*arguments)
+        assert (answer.items, answer.status, answer.cursor) == (expected.items, expected.status, expected.cursor)
+        assert (answer.seen, answer.failed) == (expected.seen, ())
+        if answer.cursor is not None:
+            following = index.query_nowait(*(*arguments, None, None)[:4], 64, answer.cursor)
+            assert following.items == index.query(*(*arguments, None, None)[:4], 64, answer.cursor).items
+    # the core leaves unusual texts and numbers to the caller
+    assert answered > len(KEYS)
+    assert index.query_nowait("t", "k", cursor="none") is None
+    index.put("t", 0, "other", 5, 1, T_MS)
+    # a view lacks buffered entries
+    assert index.query_nowait("t", "k") is None
+    index.flush()
+    # the list of files has changed, and the next lookup makes a view of it
+    assert len(index.query("t", "k")) == len(index.query_nowait("t", "k")) == 6
+    index.close()
+    assert index.query_nowait("t", "k") is None
+
+
 def test_an_entry_that_widens_a_files_time_is_found_at_once(index):
     for number, before_ms in enumerate([5_000_000, -9_000_000, 7_000_000, 0]):
         at_ms = T_MS + 1_000_000_000 + before_ms

@@ -103,12 +103,13 @@ def test_pages_are_those_of_the_search_file_by_file(store):
         assert one._engine.plain.truncated
 
 
-def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path, cached):
     """One view has the writer's local files and the tables in the storage. A lookup with limits counts the tables."""
     uri, random_ = (tmp_path / "storage").as_uri(), random.Random(9)
     settings = {"slots": 40, "items": 4_000, "max_late_s": 10**9, "local_keep_s": 0}
     compiled_core()
-    settings |= {"environment": False, "background": False}
+    settings |= {"environment": False, "background": False} | ({} if cached else {"block_cache_bytes": 0})
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
 
         def fill(hour):
@@ -133,6 +134,15 @@ def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
                 assert found.items == expected.items == bound.items
                 assert (found.status, found.seen) == (expected.status, expected.seen)
         assert index._engine.plain.complete > 150
+        asked = [("a", f"k{key}", *begin) for key in range(KEYS) for begin in ((), (T_MS + 3 * HOUR_MS,))]
+        requests = index.storage.total.requests
+        answers = {lookup: index.query_nowait(*lookup) for lookup in asked}
+        assert index.storage.total.requests == requests
+        for lookup, answer in answers.items():
+            # filters in memory may exclude all stored files
+            assert answer is None or answer.items == index.query(*lookup).items
+        assert all(answers[lookup] is not None for lookup in asked[1::2])
+        assert any(answer is None for answer in answers.values()) is not cached
 
 
 @pytest.mark.parametrize("kind", ["reader", "writer"])

@@ -38,7 +38,14 @@ from tiered_index.service.log.summary import decode
 from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
 from tiered_index.service.threads.share import Share, share_of
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import RequestContext, active_context, check_deadline, remaining_s
+from tiered_index.storage.context import (
+    NO_WAIT,
+    RequestContext,
+    active_context,
+    check_deadline,
+    remaining_s,
+    request_context,
+)
 
 T = TypeVar("T")
 # directories that are read one by one before the summary is read
@@ -379,11 +386,14 @@ class ColdPath:
     def block_now(self, stored: StoredObject, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
         """Return the verified bytes of a run from the cache, or, in a tuple, from a storage in a local folder.
 
-        None: the caller has to use `verified`, which reads them or raises an error.
+        None: the caller has to use `verified`, which reads them or raises an error. In the context `NO_WAIT` only the
+        cache is used.
         """
         key = self._index_id, stored.name, offset
         if (block := self.caches.blocks.get(key, counts_miss=False)) is not None:
             return block
+        if request_context.get() is NO_WAIT:
+            return None
         data = self.storage.read_now(stored.name, offset, length, stored.size_bytes)
         if data is None or crc32(data) != crc:
             return None

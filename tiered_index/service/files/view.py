@@ -25,6 +25,7 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.storage.context import NO_WAIT, request_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness
 
@@ -123,6 +124,8 @@ class StoredSource:
 
         Return whether it can be searched and does not need a filter first.
         """
+        if request_context.get() is NO_WAIT:
+            return False
         filters, stored = self._filters, self._stored
         if file.is_open and (not stored.filter_length or filters.kept == self._seen):
             return not filters.is_due(stored)
@@ -153,7 +156,9 @@ class StoredSource:
         return self._cold.block_now(self._stored, offset, length, crc)
 
     def miss(self, hash64: int) -> None:
-        """Note that a search found nothing."""
+        """Note that a search found nothing. The note may read a cached filter."""
+        if request_context.get() is NO_WAIT:
+            return
         self._filters.record_miss(self._stored, hash64)
 
 
