@@ -210,8 +210,8 @@ class IndexConfig:
         5.0,
         ge=0.01,
         le=_LONGEST_WAIT_S,
-        description="A reader of several indexes waits this long for each of them. Then lookups report the index in "
-        "`failed` and no longer wait for it, until it answers a request in the background",
+        description="A reader of several indexes waits this long for a response of each. Then lookups report the index "
+        "in `failed` and no longer wait for it, until it answers a request in the background",
     )
     checkpoint_every: int | None = setting(
         None, gt=0, le=MOST, description="Log records from one checkpoint to the next. None: 1"

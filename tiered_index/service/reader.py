@@ -84,9 +84,9 @@ class _Indexes(Indexes):
         """As `Indexes.away`."""
         return next((view.away for view in self._views() if view.storage.uri == source), None)
 
-    def leave(self, source: str, is_over: Callable[[], bool]) -> TieredIndexError:
+    def leave(self, source: str, are_over: Callable[[], bool]) -> None:
         """As `Indexes.leave`."""
-        return next(view for view in self._views() if view.storage.uri == source).leave(is_over)
+        next(view for view in self._views() if view.storage.uri == source).leave(are_over)
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
@@ -399,12 +399,13 @@ class IndexReader(Lookups[ItemT]):
         [found] = self._parts.in_time([(f"listing the objects below {name}", lambda: list(openings()))])
         if twice := [uri for uri, count in Counter(uri for uri, _ in found).items() if count > 1]:
             raise InvalidArgument("the same index is given twice: " + ", ".join(twice))
-        begun = self._parts.begin_all(self._parts.begin, [open_view for _, open_view in found])
+        readings = [Reading(self._parts.begin_or_run, open_view) for _, open_view in found]
+        begun = [reading.ends for reading in readings]
         late: dict[str, Future[IndexView | None]] = {}
         errors: dict[str, TieredIndexError] = {}
         views: list[tuple[str, IndexView]] = []
         try:
-            self._wait_for_first(begun)
+            self._wait_for_first(readings)
             for (uri, _), opening in zip(found, begun, strict=True):
                 try:
                     if not opening.done():
@@ -431,22 +432,19 @@ class IndexReader(Lookups[ItemT]):
             undo.callback(self._unopened.close)
         return tuple([view for _, view in views])
 
-    def _wait_for_first(self, openings: Sequence[Future[IndexView | None]]) -> None:
-        """Wait for all openings for `source_timeout_s` or half of the time left; then until one is open."""
-        left_s = remaining_s()
-        patience_s = min(self.config.source_timeout_s, math.inf if left_s is None else left_s / 2)
-        waiting, replaced = set(openings), set[Future[IndexView | None]]()
-        while waiting:
-            waiting = wait(waiting, patience_s).not_done
-            hanging = {one for one in waiting if one.running()} - replaced
-            for one in hanging:
-                # those that wait for a thread get one
-                self._parts.threads.replace_thread(one)
-            replaced |= hanging
-            if waiting <= replaced:
-                break
-            if left_s is not None and (remaining_s() or 0) <= left_s / 2:
-                break
+    def _wait_for_first(self, readings: Sequence[Reading[IndexView | None]]) -> None:
+        """Wait for all openings that get responses, for half of the time left; then until one is open."""
+        left_s, patience_s = remaining_s(), self.config.source_timeout_s
+        until_s = math.inf if left_s is None else time.monotonic() + left_s / 2
+        openings = [one.ends for one in readings]
+        waiting, silent = set(openings), set[Future[IndexView | None]]()
+        while not waiting <= silent and (pause_s := min(patience_s / 4, until_s - time.monotonic())) > 0:
+            waiting = wait(waiting, pause_s).not_done
+            for one in readings:
+                if one.ends in waiting - silent and one.is_silent(patience_s):
+                    # those that wait for a thread get one
+                    self._parts.threads.replace_thread(one.ends)
+                    silent.add(one.ends)
         while waiting and not any(one.done() and one.exception() is None and one.result() for one in openings):
             before, waiting = waiting, wait(waiting, remaining_s(), FIRST_COMPLETED).not_done
             if before == waiting:
@@ -526,7 +524,7 @@ class IndexReader(Lookups[ItemT]):
         own: set[Refreshed] = set()
         # twice, because a refresh of another thread may have begun before this lookup
         for _ in range(2):
-            waited: list[tuple[Refreshed, Reading]] = []
+            waited: list[tuple[Refreshed, Reading[object]]] = []
             for one in self._refreshed():
                 try:
                     found = None if one in own else one.due_refresh(begun_s, self._parts.begin)
@@ -536,13 +534,17 @@ class IndexReader(Lookups[ItemT]):
                     if until_s is None:
                         one.refresh_due()
                     continue
-                # a refresh of an index that is away continues in the background
-                if found is not None and one.away is None:
-                    refresh, is_own = found
-                    if is_own:
-                        own.add(one)
-                    if is_own or until_s is None or one.fails(begun_s):
-                        waited.append((one, refresh))
+                if found is None:
+                    continue
+                refresh, is_own = found
+                if one.away is not None:
+                    # it continues in the background, and takes no thread from the others
+                    self._parts.threads.replace_thread(refresh.ends)
+                    continue
+                if is_own:
+                    own.add(one)
+                if is_own or until_s is None or one.fails(begun_s):
+                    waited.append((one, refresh))
             wait_for(waited, until_s, self._parts.threads)
         return self._files(begun_s)
 

@@ -61,6 +61,8 @@ class Usage:
         self.bytes_read = self.bytes_written = 0
         # Those of the read ones that nobody needs: they are between two needed ranges of one request
         self.bytes_between = 0
+        # Calls that have begun and not ended
+        self.under_way = 0
         self._bytes_held = 0
 
     @property
@@ -204,6 +206,7 @@ class MeteredStorage(WrapperStorage):
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
         _begin(usages, call)
         repeats = RepeatCounter(usages, call)
+        _move(usages, 1)
         try:
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
             others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
@@ -221,6 +224,8 @@ class MeteredStorage(WrapperStorage):
             for usage in usages:
                 usage.end(call)
             raise
+        finally:
+            _move(usages, -1)
         read = _payload_bytes(call, result)
         for usage in usages:
             usage.end(call, read=read, written=call.sent_bytes)
@@ -263,6 +268,13 @@ def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> Non
                         begun._take_back(call)
                     raise
             usage._count(call)
+
+
+def _move(usages: Sequence[Usage], calls: int) -> None:
+    """Add `calls` to the calls under way."""
+    with _lock:
+        for usage in usages:
+            usage.under_way += calls
 
 
 def _payload_bytes(call: Call, result: object) -> int:

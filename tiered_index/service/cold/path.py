@@ -152,7 +152,7 @@ class RangeReadPool(DaemonPool):
     def __init__(self, ranges: int) -> None:
         super().__init__(ranges, "tiered-index-ranges")
         self._ranges = ranges
-        self._places = threading.BoundedSemaphore(ranges)
+        self._places, self._giving = threading.BoundedSemaphore(ranges), threading.Lock()
         self._shares: set[RangeShare] = set()
 
     def share(self) -> RangeShare:
@@ -166,18 +166,28 @@ class RangeReadPool(DaemonPool):
         self._shares.discard(share)
 
     @contextlib.contextmanager
-    def place(self, name: str) -> Iterator[None]:
-        """Return a context manager that holds one of the places. Raises `BudgetExceeded` if none is free in time."""
+    def held(self, place: _Place, name: str) -> Iterator[None]:
+        """Return a context manager that holds `place`. Raises `BudgetExceeded` if none is free in time."""
         if not self._places.acquire(timeout=remaining_s()):
             raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
+        place.is_held = True
         try:
             yield
         finally:
+            self.give_back(place)
+
+    def give_back(self, place: _Place) -> None:
+        """Let others have a place, also if its range read hangs. Idempotent."""
+        with self._giving:
+            is_held, place.is_held = place.is_held, False
+        if is_held:
             self._places.release()
 
 
 class _Place:
-    """A place that a range read has."""
+    """A place for a range read."""
+
+    is_held = False
 
 
 class RangeShare(Share):
@@ -192,19 +202,27 @@ class RangeShare(Share):
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
-        """As `RangeReadPool.place`."""
+        """Return a context manager that holds a place for the read of `name`. Raises `BudgetExceeded`."""
         place = _Place()
         try:
             with self._free:
                 if not self._free.wait_for(lambda: len(self._used) < self._most(), remaining_s()):
                     raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
                 self._used.add(place)
-            with self._ranges.place(name):
+            with self._ranges.held(place, name):
                 yield
         finally:
             with self._free:
                 self._used.discard(place)
                 self._free.notify()
+
+    def replace_hanging(self) -> None:
+        """Let other shares have the threads and places of the range reads under way."""
+        self.replace_threads()
+        with self._free:
+            used = list(self._used)
+        for place in used:
+            self._ranges.give_back(place)
 
     def close(self) -> None:
         """Return the share. Idempotent."""
@@ -403,6 +421,10 @@ class ColdPath:
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
         """Return whether a file certainly lacks a key. False if its filter is in no cache."""
         return self.filters.excludes(stored, key_hash, fingerprint if self.keyed else 0)
+
+    def replace_hanging(self) -> None:
+        """Let other indexes have the threads and places of the range reads under way."""
+        self._range_reads.replace_hanging()
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
         """Fetch a file's filter if it is due. Return whether it was fetched and kept.

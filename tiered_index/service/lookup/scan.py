@@ -35,6 +35,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK
 from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
 from tiered_index.service.threads.share import Share, share_of
+from tiered_index.service.threads.silence import Silence
 from tiered_index.storage.context import RequestContext, active_context, request_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
@@ -54,8 +55,6 @@ LOG_RETRIES = 100
 """Most restarts of a lookup whose objects a log record removes meanwhile."""
 # refuses every request, so it never changes, and all lookups share it
 _NO_REQUESTS = Usage(max_requests=0)
-# a response is not late as long as it may come at this rate
-_LEAST_BYTES_PER_S = 1 << 20
 T = TypeVar("T")
 
 
@@ -83,15 +82,15 @@ class Indexes(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """The time that a lookup waits for a request to one index."""
+        """The time that a lookup waits for a response of one index."""
 
     def __len__(self) -> int: ...
 
     def away(self, source: str) -> TieredIndexError | None:
         """Return the error of an index that does not answer; None: it answers."""
 
-    def leave(self, source: str, is_over: Callable[[], bool]) -> TieredIndexError:
-        """Report an index as away until the hanging search `is_over`. Return the error."""
+    def leave(self, source: str, are_over: Callable[[], bool]) -> object:
+        """Report an index as away until its hanging searches `are_over`."""
 
 
 @dataclass(slots=True)
@@ -167,25 +166,15 @@ class _Search:
         self.place, self.is_local = handle.place, handle.is_local
         self.usage: Usage | None = None
         self.started = time.perf_counter()
+        # `time.monotonic()` when the search itself began
+        self.begun_s = 0.0
         self.matched: int | None = None
         self._ended = False
-        # requests and bytes at the last change, and its time
-        self._seen: tuple[int, int] | None = None
-        self._changed = self.started
-
-    def is_idle(self, patience_s: float) -> bool:
-        """Return whether a search that has begun gets no response for too long. Large responses get more time."""
-        now, usage = time.perf_counter(), self.usage
-        if usage is None:
-            return False
-        if (seen := (usage.requests, usage.bytes_read)) != self._seen:
-            self._seen, self._changed = seen, now
-        return now - self._changed >= patience_s + (usage.bytes_asked - usage.bytes_read) / _LEAST_BYTES_PER_S
 
     def count(self, usage: Usage) -> None:
         """Count the requests with `usage`, which refuses them after the search has ended."""
         with self.scan.lock:
-            self.usage = usage
+            self.begun_s, self.usage = time.monotonic(), usage
             if self._ended:
                 usage.max_requests = 0
         self.scan.usages.append(usage)
@@ -273,6 +262,7 @@ class FileReader:
         self._shares: dict[str, Share] = {}
         # by index, the searches in other threads that have not ended, also of lookups that have
         self._running: defaultdict[str, set[_Search]] = defaultdict(set)
+        self._silences: dict[str, Silence] = {}
         self._pool = DaemonPool(threads, "tiered-index-query")
         self._closed = False
 
@@ -405,22 +395,27 @@ class FileReader:
         indexes = self._indexes
         if indexes is None:
             return ended
+        for index in list(self._running):
+            if indexes.away(index) is None and (hanging := self._hanging(index, indexes.patience_s)):
+                indexes.leave(index, partial(self._are_over, index, hanging))
+                # lookups in other indexes need the threads
+                self._shares[index].replace_threads()
         for future, search in list(searching.items()):
-            if (source := search.handle.source) is None:
-                continue
-            error = indexes.away(source)
-            if error is None:
-                for running in list(self._running[source]):
-                    if running.is_idle(indexes.patience_s):
-                        error = indexes.leave(source, partial(self._is_over, source, running))
-            if error is not None:
+            if (source := search.handle.source) is not None and (error := indexes.away(source)) is not None:
                 future.cancel()
                 search.end("failed", error=error)
                 ended.append(searching.pop(future))
         return ended
 
-    def _is_over(self, source: str, search: _Search) -> bool:
-        return search not in self._running[source]
+    def _hanging(self, source: str, patience_s: float) -> set[_Search]:
+        """Return the searches in an index if it does not respond to any of them; else none."""
+        usages = {one: one.usage for one in list(self._running[source]) if one.usage is not None}
+        if not self._silences[source].lasts([(one.begun_s, usage) for one, usage in usages.items()], patience_s):
+            return set()
+        return {one for one, usage in usages.items() if usage.under_way}
+
+    def _are_over(self, source: str, searches: set[_Search]) -> bool:
+        return self._running[source].isdisjoint(searches)
 
     def _pool_of(self, source: str | None) -> DaemonPool | Share:
         """Return the threads that may search the files of an index."""
@@ -441,11 +436,15 @@ class FileReader:
         elif self._indexes is None or (source := search.handle.source) is None:
             self._search(search)
         else:
-            self._running[source].add(search)
+            silence = self._silences.setdefault(source, Silence())
+            running = self._running[source]
+            running.add(search)
             try:
                 self._search(search)
             finally:
-                self._running[source].discard(search)
+                running.discard(search)
+            if search.matched is not None and search.usage is not None and search.usage.requests:
+                silence.heard()
 
     def _search(self, search: _Search) -> None:
         deadline_s, usages, listeners, submit = request_context.get()

@@ -3,31 +3,34 @@
 After a failed refresh, lookups fail until a later one succeeds. They also fail if the last refresh is too old. A lookup
 never fails because of a refresh that began before the lookup: it waits for a later one.
 
-A reader of several indexes waits for each of them only `patience_s`. A storage that takes longer is *away*: lookups
-report that at once, until a refresh in the background succeeds.
+A reader of several indexes waits only `patience_s` for a response of each. A storage that does not respond is *away*:
+lookups report that at once, until a refresh in the background succeeds.
 Threads: every method from any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.threads import DaemonPool
+from tiered_index.service.threads.silence import Silence
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 
+T = TypeVar("T")
 # after an error the storage is tried again after this time at the latest, even if lookups don't need it
 _RETRY_S = 1.0
 BRIEF_S = 0.2
@@ -39,24 +42,32 @@ Begin: TypeAlias = Callable[[Callable[[], object]], Future[object]]
 """Runs a call in another thread."""
 
 
-class Reading:
-    """A refresh in another thread, begun by `begin`. Raises as `begin`."""
+class Reading(Generic[T]):
+    """A refresh or opening in another thread, begun by `begin`. Raises as `begin`."""
 
-    def __init__(self, begin: Begin, call: Callable[[], object]) -> None:
-        # `time.monotonic()` when the thread began; None: the refresh still waits for a thread
-        self.started_s: float | None = None
-        self._call = call
+    def __init__(self, begin: Callable[[Callable[[], T]], Future[T]], call: Callable[[], T]) -> None:
+        # None: the call still waits for a thread
+        self._started_s: float | None = None
+        self._call, self._usage, self._silence = call, Usage(), Silence()
         self.ends = begin(self._run)
 
-    def _run(self) -> object:
-        self.started_s = time.monotonic()
-        return self._call()
+    def _run(self) -> T:
+        self._started_s = time.monotonic()
+        with active_context().counting(self._usage).active():
+            return self._call()
+
+    def is_silent(self, patience_s: float) -> bool:
+        """Return whether the storage has not responded for `patience_s`, or the call waits so long for a lock."""
+        if (started_s := self._started_s) is None:
+            return False
+        is_late = time.monotonic() - started_s >= patience_s
+        return self._silence.lasts([(started_s, self._usage)], patience_s) or (is_late and not self._usage.requests)
 
 
 class Refreshed(ABC):
     """Base of states that are refreshed before lookups.
 
-    `name` is that of the storage in errors. `away` has the error of a storage that took longer than `patience_s`.
+    `name` is that of the storage in errors.
     """
 
     def __init__(
@@ -64,17 +75,18 @@ class Refreshed(ABC):
     ) -> None:
         self.name = name
         self.patience_s = patience_s
-        self.away: TieredIndexError | None = None
-        # searches that hung when the storage was left
+        self._away: TieredIndexError | None = None
+        # whether the searches that hung when the storage was left are over
         self._hanging: list[Callable[[], bool]] = []
+        self._leaving = threading.Lock()
         self._clock = clock
         self._interval_s = interval_s
         self._prices = prices
         self._beginning = threading.Lock()
         # the newest refresh; None: none yet
-        self._refresh: Reading | None = None
+        self._refresh: Reading[object] | None = None
         # the newest one that a caller asked for
-        self._asked: Reading | None = None
+        self._asked: Reading[object] | None = None
         self._error: TieredIndexError | None = None
         # when the refresh began that ended with the error
         self._failed_s = clock.monotonic_s()
@@ -85,7 +97,7 @@ class Refreshed(ABC):
     def refresh(self) -> object:
         """Read new log records, then call `_refreshed_from`."""
 
-    def due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading, bool] | None:
+    def due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading[object], bool] | None:
         """Return the refresh that a lookup begun at `begun_s` needs, and whether this call began it; None: none is due.
 
         `begin` runs a call in another thread. Raises as `begin`.
@@ -93,7 +105,7 @@ class Refreshed(ABC):
         # on one line, as in `synchronized`
         with self._beginning: return self._due_refresh(begun_s, begin)  # noqa: E701  # fmt: skip
 
-    def _due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading, bool] | None:
+    def _due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading[object], bool] | None:
         if not self._is_due(begun_s):
             return None
         is_new = self._refresh is None or self._refresh.ends.done()
@@ -101,22 +113,31 @@ class Refreshed(ABC):
             self._refresh = Reading(begin, self.refresh_due)
         return self._refresh, is_new
 
-    def new_refresh(self, begin: Begin) -> Reading:
+    def new_refresh(self, begin: Begin) -> Reading[object]:
         """Begin a refresh that raises its error. While the storage is away, one is under way at most."""
         with self._beginning:
-            if self.away is None or self._asked is None or self._asked.ends.done():
+            if self._away is None or self._asked is None or self._asked.ends.done():
                 self._asked = Reading(begin, self.refresh)
             return self._asked
 
-    def leave(self, is_over: Callable[[], bool] | None = None) -> TieredIndexError:
-        """Report the storage as away until a refresh succeeds, and the hanging search `is_over`. Return the error."""
+    @property
+    def away(self) -> TieredIndexError | None:
+        """The error of a storage that does not respond; None: it responds.
+
+        It is a copy, because each raise adds frames to an error's traceback.
+        """
+        return copy.copy(self._away)
+
+    def leave(self, are_over: Callable[[], bool] | None = None) -> TieredIndexError:
+        """Report the storage as away until a refresh succeeds, and hanging searches `are_over`. Return the error."""
         error = StorageUnavailable(f"{self.name} did not answer within {self.patience_s:g} s")
-        if is_over is not None:
-            self._hanging.append(is_over)
-        if self.away is None:
-            self._failed(error, self._clock.monotonic_s())
-            self.away = error
-        return self.away or error
+        with self._leaving:
+            if are_over is not None:
+                self._hanging.append(are_over)
+            if self._away is None:
+                self._failed(error, self._clock.monotonic_s())
+                self._away = error
+        return copy.copy(error)
 
     def refresh_due(self) -> None:
         """Refresh with at most half of the lookup's requests, but at least two: a listing and a record.
@@ -131,7 +152,7 @@ class Refreshed(ABC):
 
     def asks_before(self, begun_s: float) -> bool:
         """Return whether a lookup that begins at `begun_s` may send requests before it reads a file."""
-        if self.away is not None:
+        if self._away is not None:
             return self._is_retry_due()
         return begun_s - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
 
@@ -140,7 +161,7 @@ class Refreshed(ABC):
         return self._is_too_old(begun_s) or self._error is not None
 
     def _is_due(self, begun_s: float) -> bool:
-        if self.away is not None:
+        if self._away is not None:
             return self._is_retry_due()
         return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
 
@@ -170,9 +191,10 @@ class Refreshed(ABC):
             read()
         except (StorageError, CorruptFile) as error:
             self._failed(error, begun_s)
+            is_slow = time.monotonic() - started_s >= BRIEF_S
             # others would wait for the retries of a storage that refuses connections
-            if not math.isinf(self.patience_s) and time.monotonic() - started_s >= BRIEF_S:
-                self.away = error
+            if isinstance(error, StorageUnavailable) and is_slow and not math.isinf(self.patience_s):
+                self._away = error
 
     def _failed(self, error: TieredIndexError, begun_s: float) -> None:
         # before the error, which other threads read first
@@ -183,11 +205,12 @@ class Refreshed(ABC):
     def _refreshed_from(self, begun_s: float) -> None:
         """Note a successful refresh that began at `begun_s`."""
         self._refreshed_s = begun_s
-        self._hanging = [is_over for is_over in self._hanging if not is_over()]
-        if not self._hanging:
-            self.away = None
-        else:
-            self._failed_s = self._clock.monotonic_s()
+        with self._leaving:
+            self._hanging = [are_over for are_over in self._hanging if not are_over()]
+            if not self._hanging:
+                self._away = None
+            else:
+                self._failed_s = self._clock.monotonic_s()
 
     def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
         """Return a file that fails with `error`, or because `what`, read at `refreshed_s`, is too old; else nothing."""
@@ -210,26 +233,27 @@ def unread(error: TieredIndexError | None, source: str | None = None) -> list[Ha
 
 
 def wait_for(
-    readings: Iterable[tuple[Refreshed, Reading]], until_s: float | None, threads: DaemonPool, *, raises: bool = True
+    readings: Iterable[tuple[Refreshed, Reading[object]]],
+    until_s: float | None,
+    threads: DaemonPool,
+    *,
+    raises: bool = True,
 ) -> list[Refreshed]:
     """Wait for refreshes in `threads` until `until_s` (`time.monotonic()`), and return the ones that did not end.
 
-    A storage whose refresh takes longer than its `patience_s` is away from then on, and its thread is replaced. If it
+    A storage that does not respond for its `patience_s` is away from then on, and its thread is replaced. If it
     `raises`, it raises the errors of refreshes that ended.
     """
     left, pending = [], list(readings)
     while pending:
-        ends_s = min(one.patience_s + (reading.started_s or time.monotonic()) for one, reading in pending)
-        if until_s is not None:
-            ends_s = min(ends_s, until_s)
-        futures = [reading.ends for _, reading in pending]
-        wait(futures, None if math.isinf(ends_s) else max(0.0, ends_s - time.monotonic()))
+        pauses = [one.patience_s / 4 for one, _ in pending] + ([] if until_s is None else [until_s - time.monotonic()])
+        wait([reading.ends for _, reading in pending], None if math.isinf(min(pauses)) else max(0.0, min(pauses)))
         now_s, still = time.monotonic(), []
         for one, reading in pending:
             if reading.ends.done():
                 if raises:
                     reading.ends.result()
-            elif reading.started_s is not None and now_s - reading.started_s >= one.patience_s:
+            elif reading.is_silent(one.patience_s):
                 one.leave()
                 threads.replace_thread(reading.ends)
                 left.append(one)

@@ -84,7 +84,7 @@ class Unopened(Refreshed):
                     awaited.append(self._opening[uri])
             # the listing of a prefix took a part of the patience
             wait(awaited, self.patience_s / 2)
-            self._errors, self._error = {**errors, **self._join()}, None
+            self._errors, self._error, self._away = {**errors, **self._join()}, None, None
             for first in self._errors.values():
                 raise first
             self._refreshed_from(begun_s)

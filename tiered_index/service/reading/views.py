@@ -279,8 +279,14 @@ class IndexView(Refreshed):
                 # the budget of the lookup that began the read: this one has its own
             except TimeoutError as error:
                 if self.patience_s < half_s:
+                    self._parts.threads.replace_thread(reading)
                     raise self.leave() from error
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
+
+    def leave(self, are_over: Callable[[], bool] | None = None) -> TieredIndexError:
+        """As `Refreshed`. Reads under way leave their threads and places to the other indexes."""
+        self.cold.replace_hanging()
+        return super().leave(are_over)
 
     def asks_before(self, begun_s: float) -> bool:
         """As `Refreshed`; always for a root, since its folders may have changed."""

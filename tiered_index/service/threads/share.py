@@ -49,6 +49,13 @@ class Share:
             raise
         return future
 
+    def replace_threads(self) -> None:
+        """Give the pool one more thread for each running call of this share, until the call ends."""
+        with self._lock:
+            running = [one for one in self._running if one.running()]
+        for one in running:
+            self._pool.replace_thread(one)
+
     def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
         if future.set_running_or_notify_cancel():
             try:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -13,8 +14,10 @@ from tests.support.hanging import beside
 from tests.support.several_indexes import BASE_MS, Cluster, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.cold.path import RangeShare
+from tiered_index.service.reading import refreshed
+from tiered_index.service.reading.parts import SourcedFile
 from tiered_index.service.threads.share import Share
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -63,6 +66,10 @@ def sources(answer):
     return {report.source for report in answer.failed}
 
 
+def raises(error):
+    raise error
+
+
 def refused():
     time.sleep(SHORT_S)  # the retries
     raise StorageUnavailable("refused")
@@ -91,6 +98,106 @@ def test_four_of_twenty_hang_and_the_others_answer(tmp_path, prefix, hangs, cloc
             clock.advance(11)
             assert sources(ask(reader)) == aways
             assert isinstance(beside(reader.refresh)(), StorageUnavailable)
+
+
+def test_four_of_twenty_whose_reads_hang_keep_no_thread_from_the_others(tmp_path, prefix, hangs, clock):
+    made = Cluster(tmp_path)
+    for number in range(20):
+        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    aways = set(made.uris[:4])
+    others = [uri for uri in made.uris if uri not in aways]
+    with made.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=4, block_cache_bytes=0) as reader:
+        for away in aways:
+            hangs(away, "get_range", times=None)
+        # the searches of four shares take all four threads
+        for _ in range(3):
+            asking = beside(lambda: ask(reader))
+            assert asking.ended(20 * SHORT_S)
+            assert sources(asking.value) == aways
+            assert made.answers(asking.value) == made.expected(others)
+        # those of the threads that hang are replaced, and no more
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("tiered-index-query")]
+        assert len(names) <= 8
+
+
+def test_answers_while_an_index_is_away_keep_no_frames(cluster, hangs, clock):
+    """Each raise of one error would add the frames of its lookup to the error's traceback."""
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=8) as reader:
+        hangs(away, "get_range", times=None)
+        sizes = []
+        for _ in range(20):
+            assert sources(ask(reader)) == {away}
+            with pytest.raises(StorageUnavailable, match="did not answer"):
+                reader.query("t", "k")
+            (view,) = [view for view in reader._views if view.storage.uri == away]
+            sizes.append(len(list(traceback.walk_tb(view._away.__traceback__))))
+        assert sizes[-1] == sizes[0]
+
+
+def test_a_damaged_log_does_not_hide_known_entries(cluster, reading, clock, monkeypatch):
+    damaged = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=10 * SHORT_S) as reader:
+        monkeypatch.setattr(refreshed, "BRIEF_S", 0.0)
+        reading[damaged] = lambda: raises(CorruptFile("log/7", "damaged"))
+        clock.advance(11)
+        answer = ask(reader)
+        assert sources(answer) == {damaged}
+        assert cluster.answers(answer) == cluster.expected()
+
+
+def test_a_refresh_that_gets_responses_is_awaited(cluster, reading, clock):
+    slow = cluster.uris[1]
+    for number in range(8):
+        cluster.add(slow, rows(100 + number, 2))
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
+        for number in range(8):
+            cluster.add(slow, rows(200 + number, 2))
+        reading[slow] = lambda: time.sleep(SHORT_S / 3)
+        clock.advance(11)
+        begun = time.monotonic()
+        assert cluster.answers(ask(reader)) == cluster.expected()
+        assert time.monotonic() - begun > 2 * SHORT_S
+
+
+def test_an_opening_that_gets_responses_is_awaited(cluster, reading, clock):
+    slow = cluster.uris[1]
+    for number in range(8):
+        cluster.add(slow, rows(100 + number, 2))
+    reading[slow] = lambda: time.sleep(SHORT_S * 0.8)
+    begun = time.monotonic()
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S) as reader:
+        assert time.monotonic() - begun > SHORT_S
+        assert set(reader.sources) == {*cluster.uris}
+
+
+@pytest.mark.parametrize("how", ["decoding", "another lookup reads"])
+def test_a_search_is_not_left_while_nobody_waits_for_a_response(cluster, opened, clock, how, monkeypatch):
+    """A search may decode for long, or wait for the read of another lookup, which gets its response late."""
+    busy = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=8) as reader:
+        storage = of(opened, busy)
+        if how == "decoding":
+            real = SourcedFile.search
+
+            def search(self, lookup):
+                found = real(self, lookup)
+                time.sleep(3 * SHORT_S if self.source == busy else 0)
+                return found
+
+            monkeypatch.setattr(SourcedFile, "search", search)
+            asking = [beside(lambda: ask(reader))]
+        else:
+            real_read = storage.get_range
+
+            def get_range(name, start, length):
+                time.sleep(SHORT_S * 0.9)
+                return real_read(name, start, length)
+
+            storage.get_range = get_range
+            asking = [beside(lambda: ask(reader)) for _ in range(4)]
+        for answer in asking:
+            assert cluster.answers(answer()) == cluster.expected()
 
 
 def test_a_lookup_does_not_wait_for_hanging_searches_of_earlier_lookups(cluster, hangs, clock):
