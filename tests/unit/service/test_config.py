@@ -355,8 +355,8 @@ def test_a_value_is_refused_by_name_or_the_index_works(path, tmp_path):
     for number, value in enumerate(VALUES):
         setting = {path[0]: {path[1]: value} if path[1:] else value}
         try:
-            IndexConfig(environment=False, **setting)
-            works(tmp_path / str(number), setting)
+            if IndexConfig(environment=False, **setting) != IndexConfig(environment=False):
+                works(tmp_path / str(number), setting)
         except ConfigError as error:
             assert path[-1] in str(error), f"{value!r}: {error}"
         else:

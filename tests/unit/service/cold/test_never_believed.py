@@ -49,23 +49,28 @@ def first_item(made):
     return HEADER_SIZE if layout.preset is NATIVE else layout.items_position
 
 
-def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made):
-    """Lookups do not read header and slot table. So few lookups fetch no filter."""
+@pytest.mark.parametrize("apart", [20, pytest.param(4, marks=pytest.mark.long)])
+def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_noticed(made, apart):
+    """Lookups do not read header and slot table. So few lookups fetch no filter.
+
+    Flips of the trailer are `apart` bytes from each other: `test_trailer.py` flips each of its bits.
+    """
     stored = made.stored[0]
     items = first_item(made)
 
     def flip(position, data):
         data[position] ^= 0x40
 
-    every = 4  # so that every field is hit
+    # so that every field of the items is hit
+    positions = [*range(items, stored.trailer_position, 4), *range(stored.trailer_position, stored.size_bytes, apart)]
     quiet = []
-    for position in range(items, stored.size_bytes, every):
+    for position in positions:
         with spoiled(made, stored.name, partial(flip, position)), made.reader() as reader:
             # any lookup reads the bytes outside the groups
             if not check(made, reader, stored.name, KEYS if position < stored.trailer_position else KEYS[2:3]):
                 quiet.append(position)
     # lookups notice every byte except the filter's
-    assert quiet == [at for at in range(items, stored.directory_position, every) if at >= stored.trailer_position]
+    assert quiet == [at for at in positions if stored.trailer_position <= at < stored.directory_position]
 
 
 def test_a_flipped_byte_during_a_readers_life_is_noticed(made):
