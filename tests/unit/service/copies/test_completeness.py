@@ -1,6 +1,7 @@
 """A target has no index or a complete copy, whatever fails and whatever changes at the source."""
 
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.support.copies import (
 )
 from tests.support.damage import flip_object
 from tests.support.log_records import GENESIS
-from tests.support.merging import BASE_MS, DAY_S
+from tests.support.merging import BASE_MS, DAY_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
@@ -125,11 +126,22 @@ def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, small_wind
     assert bytes_of(life.storage) == before
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("operation", [*WRITING, *READING])
-def test_the_target_fails_at_any_call_and_the_next_run_continues(life, small_windows, operation, when):
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """An index of one merged day."""
+    life = Merging(tmp_path_factory.mktemp("source"))
     fill(life, 1)
     merge_first_day(life)
+    yield life
+    life.close()
+
+
+# a call that only reads changes nothing before it fails
+@pytest.mark.parametrize(
+    ("operation", "when"), [*product(WRITING, ("before", "after")), *((operation, "before") for operation in READING)]
+)
+def test_the_target_fails_at_any_call_and_the_next_run_continues(source, small_windows, operation, when):
+    life = source
     before = bytes_of(life.storage)
 
     def calls():
