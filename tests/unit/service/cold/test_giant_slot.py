@@ -6,6 +6,7 @@ Pages return the whole answer, hot and cold, and each reads only what it needs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ OTHERS = 300
 KINDS = ["packed", "plain", "rocketmq"]
 
 
+@functools.cache
 def giant_columns():
     """Return the hot key's entries, several per second and some late, with other keys' entries between them."""
     rng = np.random.default_rng(7)
@@ -187,8 +189,7 @@ def test_a_page_of_a_key_whose_entries_are_all_of_one_second_is_one_request(tmp_
 
     In answer order the first block is enough. After a cursor, or in another order, one request reads all blocks.
     """
-    batch = giant_columns()
-    batch["timestamp_ms"] = np.full(len(batch["offset"]), BASE_MS)
+    batch = giant_columns() | {"timestamp_ms": np.full(ENTRIES + OTHERS, BASE_MS)}
     offsets = [offset for offset, key in zip(batch["offset"].tolist(), batch["key"], strict=True) if key == "hot"][::-1]
     with stored(tmp_path / "root", kind, batch) as made, made.reader(block_cache_bytes=0) as cold:
         cold.query("t", "k1")
