@@ -19,13 +19,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("column", GOOD)
 @pytest.mark.parametrize("make", BAD.values(), ids=list(BAD))
-def test_a_column_that_is_no_sequence_is_refused(open_index, column, make):
+def test_a_column_that_is_no_sequence_is_refused(open_index, make):
     service = open_index()
-    with pytest.raises(InvalidArgument, match=column):
-        service.put_batch({**GOOD, column: make(GOOD[column])})
-    assert service.health()["buffered_entries"] == 0
+    for column, values in GOOD.items():
+        with pytest.raises(InvalidArgument, match=column):
+            service.put_batch({**GOOD, column: make(values)})
+        assert service.health()["buffered_entries"] == 0
     service.put_batch(GOOD)
     service.put_batch({name: tuple(values) for name, values in GOOD.items()})
     for key, queue_id, offset in (("k", 1, 1), ("l", 2, 2)):

@@ -1,6 +1,6 @@
 """The end of a service's thread must not leave its callers waiting. A service that was dropped leaves no thread.
 
-A thread can end by long pauses, errors of any kind, forks, the interpreter's end, or interrupted starts.
+A thread can end by errors of any kind, forks, the interpreter's end, or interrupted starts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,6 @@ NOW_MS = 1_700_000_000_000
 def open_service(folder, **settings):
     given = {"storage": f"file://{folder}/storage", "slots": 7, "items": 12, "query_threads": 2, **settings}
     return IndexService.open(root=folder / "root", disk=FaultDisk(), **given)
-
-
-@pytest.mark.parametrize("pause", ["flush_interval_s", "lifecycle_interval_s"])
-@pytest.mark.parametrize("seconds", [1e9])
-def test_the_longest_pauses(tmp_path, pause, seconds):
-    """Longer pauses, which no system can wait for, are refused."""
-    with open_service(tmp_path, **{pause: seconds}) as service:
-        service.put("t", 0, "k", 1, 1, NOW_MS)
-        service.flush()
-        service.run_lifecycle()
 
 
 def test_a_round_that_ends_with_any_error_is_reported_and_the_next_ones_run():

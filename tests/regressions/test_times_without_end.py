@@ -1,14 +1,8 @@
 """An age of infinity, for "never", could not be rounded: the life cycle ended with `OverflowError` before its first
-step. Infinity is refused. The greatest age works: it outlasts any clock.
+step. Infinity is refused (`test_config.py`). The greatest age works: it outlasts any clock.
 """
 
 from __future__ import annotations
-
-import math
-
-import pytest
-
-from tiered_index.errors import ConfigError
 
 NOW_MS = 1_700_000_000_000
 FOR_EVER_S = 10**12
@@ -42,9 +36,3 @@ def test_files_that_are_never_sealed_by_age(open_index, clock):
     assert [handle.place for handle in service.files()] == ["unsealed"]
     service.seal()
     assert service.run_lifecycle().uploaded == 1
-
-
-@pytest.mark.parametrize("name", ["local_keep_s", "seal_after_s"])
-def test_infinity_is_refused_before_the_life_cycle_meets_it(open_index, name):
-    with pytest.raises(ConfigError, match=f"setting {name} must be at most 1000000000000"):
-        open_index(**{name: math.inf})
