@@ -631,7 +631,7 @@ def _read(storage: Storage, life: Life) -> set[int]:
         ("file", "with new times", "a"),
         ("memory", "leaving what is there", "a"),
         ("memory", "with new times", "b"),
-        ("sqlite", "with new times", "b"),
+        pytest.param("sqlite", "with new times", "b", marks=pytest.mark.long),
     ],
 )
 def test_a_fresh_reader_and_a_new_writer_refuse_two_merged_histories(
