@@ -119,15 +119,15 @@ def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
 WRONG = {"region": (-1, 65_536, 1.5, "x", None), "price": ("abc", None), "tag": ("ab", b"abcde", None), "colour": (1,)}
 
 
-@pytest.mark.parametrize("bad", [{name: value} for name, values in WRONG.items() for value in values], ids=str)
-def test_a_wrong_further_column_is_refused(open_index, bad):
+def test_a_wrong_further_column_is_refused(open_index):
     index = open_index(item_type=OrderItem)
-    with pytest.raises(InvalidArgument, match=next(iter(bad))):
-        index.put("t", 0, "k", 1, 1, T, **({"region": 1, "price": 1.0, "tag": b"a"} | bad))
     columns = ROW | {"region": [1], "price": [1.0]}
-    if bad != {"price": "abc"}:
-        with pytest.raises(InvalidArgument, match=next(iter(bad))):
-            index.put_batch(columns | {"tag": [b"a"]} | {name: [value] for name, value in bad.items()})
+    for name, value in ((name, value) for name, values in WRONG.items() for value in values):
+        with pytest.raises(InvalidArgument, match=name):
+            index.put("t", 0, "k", 1, 1, T, **({"region": 1, "price": 1.0, "tag": b"a"} | {name: value}))
+        if value != "abc":
+            with pytest.raises(InvalidArgument, match=name):
+                index.put_batch(columns | {"tag": [b"a"], name: [value]})
     with pytest.raises(InvalidArgument, match="tag"):
         index.put("t", 0, "k", 1, 1, T, region=1, price=1.0)
     with pytest.raises(InvalidArgument, match="tag"):

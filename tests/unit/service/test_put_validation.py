@@ -47,10 +47,10 @@ def unchanged(index):
     assert index.durable_positions() == {}
 
 
-@pytest.mark.parametrize("name", list(LIMITS))
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_a_number_is_an_integer(refusing, name, value):
-    refused(name, refusing.put, **(GOOD | {name: value}), source="s", source_position=1)
+def test_a_number_is_an_integer(refusing, value):
+    for name in LIMITS:
+        refused(name, refusing.put, **(GOOD | {name: value}), source="s", source_position=1)
     unchanged(refusing)
 
 
@@ -168,10 +168,10 @@ NO_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("name", list(LIMITS))
 @pytest.mark.parametrize("values", NO_NUMBERS, ids=lambda v: f"{type(v).__name__} {str(v)[:20]}")
-def test_a_number_column_holds_integers(refusing, name, values):
-    refused(name, refusing.put_batch, batch(2) | {name: values})
+def test_a_number_column_holds_integers(refusing, values):
+    for name in LIMITS:
+        refused(name, refusing.put_batch, batch(2) | {name: values})
     unchanged(refusing)
 
 
@@ -198,10 +198,10 @@ NO_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["topic", "key"])
 @pytest.mark.parametrize("values", NO_TEXTS, ids=lambda v: f"{type(v).__name__} {str(v)[:20]}")
-def test_a_text_column_holds_texts(refusing, name, values):
-    refused(name, refusing.put_batch, batch(2) | {name: values})
+def test_a_text_column_holds_texts(refusing, values):
+    for name in ("topic", "key"):
+        refused(name, refusing.put_batch, batch(2) | {name: values})
     unchanged(refusing)
 
 
@@ -252,18 +252,12 @@ def test_a_batch_is_a_copy(index):
 # Queries
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"begin_ms": 2, "end_ms": 1},
-        *each(begin_ms=(1.0, float("nan")), end_ms=["1"], max_count=(0, -1, True, None)),
-        *each(cursor=(5, b"x", "", "\u00e4", "AAAA", "A" * 10_000)),
-    ],
-    ids=repr,
-)
-def test_a_wrong_query_is_refused(index, bad):
+def test_a_wrong_query_is_refused(index):
     index.put(**GOOD)
-    refused(None, index.query, "t", "k", **bad)
+    wrong = each(begin_ms=(1.0, float("nan")), end_ms=["1"], max_count=(0, -1, True, None))
+    wrong += each(cursor=(5, b"x", "", "\u00e4", "AAAA", "A" * 10_000))
+    for bad in (*wrong, {"begin_ms": 2, "end_ms": 1}):
+        refused(None, index.query, "t", "k", **bad)
 
 
 def test_wide_ranges_and_counts_are_fine(index):
