@@ -144,7 +144,7 @@ def test_a_window_table_says_so_too(index, storage, clock):
 
 def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
     index = open_index("root", storage_backend=storage, slots=1_000, items=200_000)
-    count = 150_000
+    count = 60_000
     names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
     rows = [("t", 0, f"k{n}", n, 1, T + n // 100) for n in range(count - 1)] + [("rare", 0, "k", count, 1, T)]
     index.put_batch(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))))
