@@ -126,8 +126,8 @@ def root(tmp_path_factory):
     [
         (">&-", "query t k", 0, ""),
         ("2>&-", "query t k", 0, None),
-        ("2>&-", "query t", 2, None),
-        ("2>/dev/full", "query t k", 0, None),
+        pytest.param("2>&-", "query t", 2, None, marks=pytest.mark.long),
+        pytest.param("2>/dev/full", "query t k", 0, None, marks=pytest.mark.long),
         ("2>/dev/full", "query t", 2, None),
         (">/dev/full", "query t k", 7, "tiered-index: stdout can't be written: No space left on device\n"),
         (">/dev/full", "query t k --json", 7, '"exit_code": 7'),
