@@ -43,21 +43,27 @@ def put(life: Merging, hours: range) -> None:
     life.publish()
 
 
-@pytest.fixture
-def make_life(tmp_path: Path) -> Iterator[Callable[[], Merging]]:
-    """Return a function that copies an index of two files and a window table."""
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Merging:
+    """An index of two files and a window table, whose writer is closed."""
     # as many slots as a build plans
-    first = Merging(tmp_path / "first", settings={"slots": GENESIS.layout.slots})
-    put(first, range(2))
-    first.later()
-    first.merge(4 * HOUR_S)
+    life = Merging(tmp_path_factory.mktemp("source"), settings={"slots": GENESIS.layout.slots})
+    put(life, range(2))
+    life.later()
+    life.merge(4 * HOUR_S)
     for hour in (2, 3):
-        put(first, range(hour, hour + 1))
-    first.index.close()
+        put(life, range(hour, hour + 1))
+    life.index.close()
+    return life
+
+
+@pytest.fixture
+def make_life(source: Merging, tmp_path: Path) -> Iterator[Callable[[], Merging]]:
+    """Return a function that copies the index."""
     lives: list[Merging] = []
 
     def make() -> Merging:
-        lives.append(first.copied(tmp_path / str(len(lives))))
+        lives.append(source.copied(tmp_path / str(len(lives))))
         return lives[-1]
 
     yield make

@@ -34,24 +34,30 @@ class TinyParts(MemoryStorage):
     min_part_bytes = 1 << 8
 
 
-@pytest.fixture
-def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
-    """Return a function that copies an index of two days in several files, whose shards take an upload in parts."""
-    monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 8)
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Merging:
+    """An index of two days in several files, whose writer is closed."""
     clock = ManualClock(BASE_MS)
-    first = Merging(tmp_path / "first", TinyParts(clock=clock), clock=clock)
+    life = Merging(tmp_path_factory.mktemp("source"), TinyParts(clock=clock), clock=clock)
     for day in range(2):
         for hour in (1, 20):
             start = BASE_MS + day * DAY_MS + hour * HOUR_MS
             steps = range(40 if day else 3)
-            first.put([(start + step * 1000 * 60, key) for step in steps for key in ("hot", f"k{step % 3}")])
-            first.publish()
-    first.later()
-    first.index.close()
+            life.put([(start + step * 1000 * 60, key) for step in steps for key in ("hot", f"k{step % 3}")])
+            life.publish()
+    life.later()
+    life.index.close()
+    return life
+
+
+@pytest.fixture
+def make_life(source: Merging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
+    """Return a function that copies the index, whose shards take an upload in parts."""
+    monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 8)
     made: list[Merging] = []
 
     def make() -> Merging:
-        made.append(first.copied(tmp_path / str(len(made))))
+        made.append(source.copied(tmp_path / str(len(made))))
         return made[-1]
 
     yield make
