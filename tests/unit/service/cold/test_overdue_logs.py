@@ -6,13 +6,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, cold_index
+from tests.support.cold_index import cold_index
 from tests.support.hanging import beside
 from tests.support.model import Answer
 from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.service.reading.refreshed import Reading
 from tiered_index.service.reading.views import IndexView
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.usefixtures("impatient")
 @pytest.fixture
 def made(tmp_path):
     return cold_index(tmp_path / "root", files=2)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(BASE_MS)
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ A close still closes.
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, cold_index
+from tests.support.cold_index import cold_index
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.service.threads import side_by_side
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
@@ -23,11 +22,6 @@ MANY = 10**6
 @pytest.fixture
 def limit(monkeypatch):
     return ThreadLimit(monkeypatch)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(BASE_MS)
 
 
 @pytest.fixture

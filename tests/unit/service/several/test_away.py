@@ -6,9 +6,8 @@ import time
 import pytest
 
 from tests.support.hanging import beside, until
-from tests.support.several_indexes import BASE_MS, Cluster, Watched, of, rows
+from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
@@ -16,11 +15,6 @@ from tiered_index.storage.opening import PrefixedStorage
 
 MANY = 20
 SHORT_S = 0.5
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(BASE_MS)
 
 
 def check_partial(cluster, answer, away):
@@ -133,6 +127,8 @@ def test_lookups_do_not_wait_for_a_log_that_hangs(cluster, opened, clock):
             check_partial(cluster, ask(reader), away)
         # each would wait for half a second
         assert time.monotonic() - begun_s < 40 * SHORT_S / 2
+        # freshness has only the indexes that were read
+        assert {one.source for one in ask(reader).freshness} == {*cluster.uris} - {away}
         for _ in range(5):
             with pytest.raises(StorageUnavailable, match=away):
                 reader.refresh()

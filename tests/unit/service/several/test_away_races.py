@@ -11,9 +11,8 @@ import traceback
 import pytest
 
 from tests.support.hanging import beside
-from tests.support.several_indexes import BASE_MS, Cluster, of, rows
+from tests.support.several_indexes import Cluster, of, rows
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.cold.path import RangeShare
 from tiered_index.service.reading import refreshed
@@ -23,11 +22,6 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 SHORT_S = 0.5
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(BASE_MS)
 
 
 @pytest.fixture
@@ -233,15 +227,6 @@ def test_an_index_whose_log_answers_stays_away_while_its_searches_hang(cluster, 
             assert sources(ask(reader)) == {away}
             time.sleep(0.01)
         assert time.monotonic() - begun < 2 * SHORT_S
-
-
-def test_freshness_has_only_the_indexes_that_were_read(cluster, hangs, clock):
-    away = cluster.uris[1]
-    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
-        hangs(away, "list", name_prefix="log/")
-        clock.advance(11)
-        ask(reader)
-        assert {one.source for one in ask(reader).freshness} == {*cluster.uris} - {away}
 
 
 @pytest.mark.parametrize("since", ["the opening", "later"])

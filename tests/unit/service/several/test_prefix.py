@@ -2,19 +2,13 @@
 
 import pytest
 
-from tests.support.several_indexes import BASE_MS, Cluster, Watched, rows
+from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
 INTERVAL_S = 10
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(BASE_MS)
 
 
 @pytest.fixture

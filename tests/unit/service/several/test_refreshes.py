@@ -6,19 +6,13 @@ If one index fails, no answer is complete, and a partial one names its unread pa
 import pytest
 
 from tests.support.hanging import beside, until
-from tests.support.several_indexes import BASE_MS, Cluster, of, rows
+from tests.support.several_indexes import Cluster, of, rows
 from tiered_index import IndexReader, Lookup
-from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.reading.views import IndexView
 from tiered_index.storage.memory import MemoryStorage
 
 LOG = "log/"
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(BASE_MS)
 
 
 def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, clock):
@@ -190,9 +184,8 @@ def test_one_source_that_does_not_answer(cluster, opened):
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
-def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(cluster, opened):
+def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(cluster, opened, clock):
     """The log's new records may have answers. A partial answer has the entries that the reader already knows."""
-    clock = ManualClock(BASE_MS)
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
         of(opened, cluster.uris[0]).fail("list", times=None)
         clock.advance(11)
