@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.damage import flip_object, flipped
+from tests.support.damage import flipped
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
-from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.names import checkpoint_name, log_name, number_of
+from tiered_index.errors import CorruptFile
+from tiered_index.format.names import log_name, number_of
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LOG_VERSION, decode_document, encode_document
+from tiered_index.service.log.records import decode_document, encode_document
 
 
 def reopened(world, storage=None):
@@ -55,21 +55,6 @@ def test_a_hole_in_the_log_is_damage(without_checkpoints):
             reopened(world)
         world.storage.put(log_name(number), good)
     reopened(world)
-
-
-def test_a_damaged_checkpoint_is_skipped(published):
-    world = published
-    state = world.service.log_state
-    names = [info.name for info in world.storage.list("checkpoint/")]
-    assert len(names) == 2
-    for name in reversed(names):
-        flip_object(world.storage, name, len(world.storage.get(name)) // 2)
-        assert reopened(world) == state
-    world.storage.put(checkpoint_name(3), b"")
-    assert reopened(world) == state
-    # whole, but with another number than in its name
-    world.storage.put(checkpoint_name(10**6), state.encode())
-    assert reopened(world) == state
 
 
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
@@ -122,17 +107,6 @@ def test_a_damaged_record_is_named_by_a_reader_that_is_open(published):
             assert reader.log_state is before
         world.storage.put(name, good)
         assert reader.refresh() == world.service.log_state
-
-
-def test_a_record_or_checkpoint_of_a_later_version_is_refused_by_name(published):
-    world = published
-    number = world.service.log_state.number + 1
-    document = decode_document(world.storage.get(log_name(1)), "x")
-    world.storage.put(log_name(number), encode_document(document | {"version": LOG_VERSION + 1, "number": number}))
-    with pytest.raises(UnsupportedVersion, match=f"log version {LOG_VERSION + 1}"):
-        reopened(world)
-    with pytest.raises(UnsupportedVersion):
-        IndexReader.open(storage_backend=world.storage, clock=world.clock)
 
 
 def test_records_that_contradict_the_state_are_damage(published):

@@ -26,14 +26,12 @@ from tiered_index.errors import (
     TieredIndexError,
     WriterFenced,
 )
-from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.repair import Repairs
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
@@ -315,15 +313,6 @@ def test_a_reader_reports_another_history_and_opens_it_again(life: Life) -> None
             life.found(reader)
         life.clock.advance(5)
         assert life.found(reader) == {*range(1, 11), *range(101, 111)}
-
-
-def test_records_of_older_versions_are_followed_by_new_ones() -> None:
-    storage, clock = MemoryStorage(), ManualClock(NOW_MS)
-    log = StorageLog(storage, clock)
-    log.create(IndexDescriptor("abc", Layout(NATIVE, NATIVE.schema, 11, 100), "commitlog"))
-    state = log.append("x", None, lambda state: LogRecord(0, "positions", 0, "", 0, positions={"a": 1}))
-    assert log.record(2).previous == log.record(1).digest
-    assert StorageLog(storage, clock).open() == state
 
 
 def test_a_lock_file_that_was_deleted_lets_no_second_writer_in(life: Life) -> None:
