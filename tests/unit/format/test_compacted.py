@@ -86,20 +86,6 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     assert verify(data) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in sorted(LAYOUTS) if not LAYOUTS[kind][0].newest_first])
-def test_answer_order_is_the_native_order_of_one_hash(make, kind):
-    preset, schema = LAYOUTS[kind]
-    layout = Layout(preset, schema, 1, 400)
-    data, entries = make.file(layout, 300, distinct_hashes=1, spread_s=1)
-
-    def key(e):
-        identity = [int(e[name]) for name in schema.identity_extra]
-        return -int(e["time_diff_s"]), -int(e["offset"]), int(e["queue_id"]), *identity
-
-    stored = np.frombuffer(data, schema.item, 300, layout.items_position)
-    assert list(map(key, stored)) == sorted(map(key, entries))
-
-
 def test_extreme_values_keep_their_order(make):
     layout = Layout(NATIVE, NATIVE.schema, 1, 10)
     offsets = np.array([0, 2**63 - 1, -(2**63), -1, 5, 5])

@@ -109,15 +109,6 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
 
 
-def test_each_run_has_ranks_of_its_own() -> None:
-    items = np.zeros(6, KEYED_SCHEMA.item)
-    items["key_hash"] = range(1, 7)
-    packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
-    runs = [(data, 2) for data in packing.pack(items, [2, 2, 2])]
-    found, of_runs = asked_of(packing, runs, packing.ranks_of(np.array([3, 6, 9], np.int32)))
-    assert (found["key_hash"].tolist(), of_runs.tolist()) == ([3, 6], [0, 1, 1])
-
-
 def test_no_runs_have_no_items() -> None:
     """A task's slots may have no run of a merge's input."""
     items = np.zeros(2, KEYED_SCHEMA.item)
