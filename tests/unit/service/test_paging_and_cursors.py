@@ -200,15 +200,6 @@ def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):
         assert [i.offset for i in items_by_pages(index.query, "t", "k", max_count=count)] == [4, 3, 2, 1, 0] * 2
 
 
-def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
-    fill(index)
-    lookup = Lookup(topic="t", key="k", begin_ms=-(10**30), end_ms=10**30, max_count=2)
-    (many,) = index.query_many([lookup])
-    alone = index.query("t", "k", -(10**30), 10**30, max_count=2)
-    assert many.cursor == alone.cursor
-    assert len(index.query("t", "k", -(10**30), 10**30, cursor=many.cursor)) == 10
-
-
 def test_an_answer_is_a_sequence_and_a_table(index):
     fill(index)
     (answer, none) = index.query_many([("t", "k"), ("t", "none")])

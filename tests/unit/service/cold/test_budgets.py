@@ -264,16 +264,3 @@ def test_early_pages_stay_within_what_they_need(tmp_path):
             put(many, writer, columns(31, 5))
             publish(many, writer)
         assert len(reader.query("t", "all", max_count=1, max_requests=2)) == 1
-
-
-def test_a_refresh_beyond_the_budget_is_left_to_a_later_lookup(made):
-    with made.reader(refresh_interval_s=0.000_001) as reader:
-        reader.query("t", "all")
-        for limits in ({"max_requests": 0}, {"max_bytes": 0}):
-            made.storage.reset()
-            answer = reader.query("t", "all", **limits)
-            assert ([Answer.of(item) for item in answer], answer.explain.bytes) == (made.expected("t", "all"), 0)
-            many = reader.query_many([Lookup(topic="t", key="all")], **limits)
-            assert [Answer.of(item) for item in many[0]] == made.expected("t", "all")
-            assert made.storage.operations == []
-        assert reader.query("t", "all").explain.requests == 1
