@@ -6,8 +6,6 @@ Each number is finite, has a bound that the error names, and works up to its bou
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import MISSING, FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -188,11 +186,6 @@ def test_a_price_that_can_not_be_is_named(name, wrong, monkeypatch):
     monkeypatch.delenv(f"TIERED_INDEX_PRICES__{name.upper()}")
     with pytest.raises(ConfigError, match="dollars"):
         IndexConfig.load(prices={"dollars": 1})
-
-
-def test_settings_do_not_load_boto3():
-    loaded = "import sys, tiered_index.config; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_path):

@@ -138,11 +138,3 @@ def test_an_open_that_fails_leaves_nothing_locked(open_index, storage):
     with pytest.raises(RuntimeError):
         open_index("root", storage_backend=faulty)
     open_index("root")
-
-
-@pytest.mark.parametrize(
-    "geometry", [{"slots": 0}, {"slots": -1}, {"items": 1}, {"items": 0}, {"slots": 2**28 + 1}, {"items": 2**31}]
-)
-def test_geometries_that_can_not_be(open_index, geometry):
-    with pytest.raises(ConfigError):
-        open_index(**geometry)
