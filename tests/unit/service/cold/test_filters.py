@@ -33,7 +33,7 @@ FILES = 3
 PROBES = 4
 
 
-@pytest.fixture(scope="module", params=["native", "rocketmq"])
+@pytest.fixture(scope="module", params=["native", pytest.param("rocketmq", marks=pytest.mark.long)])
 def made(request, tmp_path_factory):
     """Files of one slot group each, so that a lookup of an absent key reads it."""
     return cold_index(

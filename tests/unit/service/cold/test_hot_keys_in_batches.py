@@ -28,7 +28,7 @@ def hot(first):
     return batch(ENTRIES, key="hot", offset=numbers, timestamp_ms=BASE_MS + numbers * 10)
 
 
-@pytest.fixture(scope="module", params=["packed", "plain", "rocketmq"])
+@pytest.fixture(scope="module", params=["packed", pytest.param("plain", marks=pytest.mark.long), "rocketmq"])
 def life(request, tmp_path_factory):
     preset = "rocketmq" if request.param == "rocketmq" else "native"
     settings = {"slots": 100, "items": ENTRIES + 1}
