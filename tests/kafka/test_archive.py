@@ -283,23 +283,23 @@ def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, produci
         storage = FaultStorage(MemoryStorage())
         opened = {"root": tmp_path / f"{nth}", "storage_backend": storage, **settings}
         index = IndexService.open(**opened)
-        ingest(index, servers, topic, **soon)
         source = source_of(index, servers, topic, **soon)
-        archiver = KafkaArchiver(source)
-        calls = storage.calls()
-        storage.fail("*", nth=nth, when=when)
-        struck = False
-        for _ in range(3):
-            try:
-                archiver.finish()
-                break
-            except StorageUnavailable:
-                struck = True
-                if again == "after a crash":
+        archiver, struck = KafkaArchiver(source), False
+        with Follower(index, source, follow=False) as follower:
+            follower.run()
+            index.flush()
+            calls = storage.calls()
+            storage.fail("*", nth=nth, when=when)
+            for _ in range(3):
+                try:
+                    archiver.finish()
                     break
-        took = storage.calls() - calls
-        storage.clear()
-        source.close()
+                except StorageUnavailable:
+                    struck = True
+                    if again == "after a crash":
+                        break
+            took = storage.calls() - calls
+            storage.clear()
         if again == "after a crash":
             index.abandon()
             index = IndexService.open(**opened)
