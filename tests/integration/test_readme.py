@@ -5,8 +5,10 @@ output, and ``...`` matches anything. Blocks marked ``python`` run as programs, 
 """
 
 import doctest
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.command_lines import clean_environment
+from tests.integration.cli.command_lines import clean_environment, run_here
 
 _ROOT = Path(__file__).parents[2]
 # the least number of their commands
@@ -22,8 +24,8 @@ _PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/restore.md": 
 _PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md", "docs/lifetime.md", "docs/restore.md")
 _EACH_ALONE = """
 import sys
-for number, program in enumerate(sys.argv[1:], 1):
-    exec(compile(program, f"program {number} of the page", "exec"), {"__name__": "__main__"})
+for name, program in zip(sys.argv[1::2], sys.argv[2::2]):
+    exec(compile(program, name, "exec"), {"__name__": "__main__"})
 """
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -48,38 +50,50 @@ def _commands(block: str) -> list[tuple[str, str]]:
     return [("\n".join(command), "\n".join(output).strip()) for command, output in pairs]
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    plain = {"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"}
-    return clean_environment(PATH=path, PYTHONPATH=str(_ROOT), TMPDIR=str(folder), **plain)
-
-
 def _run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = clean_environment(PATH=path, PYTHONPATH=str(_ROOT), TMPDIR=str(folder))
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False}
-    return subprocess.run(command, cwd=folder, env=_environment(folder), **how)
+    return subprocess.run(command, cwd=folder, env=environment, **how)
+
+
+def _printed(folder: Path, command: str) -> str:
+    """Run a line of a page in `folder`, and return its output. A call of `tiered-index` runs in this process."""
+    if command.startswith("tiered-index "):
+        arguments = shlex.split(command.replace("$PWD", str(folder)))[1:]
+        done = run_here(*arguments, environment={"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"})
+        assert done.code == 0, f"$ {command}\n{done.out}{done.err}"
+        return done.out
+    run = _run(folder, "bash", "-euo", "pipefail", "-c", command)
+    assert run.returncode == 0, f"$ {command}\n{run.stdout}{run.stderr}"
+    return run.stdout
 
 
 @pytest.mark.parametrize("page", _PAGES_OF_COMMANDS)
-def test_commands_run_and_print_the_output_on_the_page(page: str, tmp_path: Path) -> None:
+def test_commands_run_and_print_the_output_on_the_page(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands = [pair for block in _blocks(page, "console") for pair in _commands(block)]
     assert len(commands) >= _PAGES_OF_COMMANDS[page]
+    monkeypatch.chdir(tmp_path)
     checker = doctest.OutputChecker()
     for command, expected in commands:
-        run = _run(tmp_path, "bash", "-euo", "pipefail", "-c", command)
-        assert run.returncode == 0, f"$ {command}\n{run.stdout}{run.stderr}"
+        printed = _printed(tmp_path, command)
         if expected:
-            matches = checker.check_output(expected + "\n", run.stdout, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-            assert matches, f"$ {command}\nprinted:\n{run.stdout}\n{page} shows:\n{expected}"
+            matches = checker.check_output(expected + "\n", printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+            assert matches, f"$ {command}\nprinted:\n{printed}\n{page} shows:\n{expected}"
 
 
-@pytest.mark.parametrize("page", _PAGES_OF_PROGRAMS)
-def test_programs_run(page: str, tmp_path: Path) -> None:
+def test_programs_run(tmp_path: Path) -> None:
     """All run one after the other in one process, each with its own names, because the imports take longer than the
     programs.
     """
-    programs = _blocks(page, "python")
-    assert programs
-    run = _run(tmp_path, sys.executable, "-c", _EACH_ALONE, *programs)
+    programs: dict[str, str] = {}
+    for page in _PAGES_OF_PROGRAMS:
+        of_page = _blocks(page, "python")
+        assert of_page, page
+        programs |= {f"{page}, program {number}": program for number, program in enumerate(of_page, 1)}
+    run = _run(tmp_path, sys.executable, "-c", _EACH_ALONE, *itertools.chain(*programs.items()))
     assert run.returncode == 0, run.stderr
 
 
