@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import pytest
 
 from tests.integration.cli.command_lines import run_here
-from tests.server.conftest import PATIENCE_S
+from tests.kafka.followed import places
+from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
 from tests.support.hanging import until
+from tiered_index import IndexReader
+from tiered_index.cli.kafka import open_kafka_messages
 
 
 def found(client, topic, key):
@@ -35,8 +39,8 @@ def test_records_are_found_while_they_arrive_and_the_lag_is_told(servers, produc
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, error
-    with started(*index) as (_, client):
-        assert found(client, topic, "t0") == [(1, 0)]
+    with IndexReader.open(root=tmp_path / "root") as reader:
+        assert places(reader, topic, "t0") == {(1, 0)}
 
 
 def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producing, topic, tmp_path):
@@ -66,26 +70,29 @@ def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producin
         # its entries are on disk then
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
-    # without a follower the client's settings name the broker
-    with started(*index, "--kafka", f"bootstrap.servers={servers}") as (_, client):
-        (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
-        assert one["message"]["body"] == {"n": 1}
-    with started(*index) as (_, client):
+    with (
+        IndexReader.open(root=tmp_path / "root") as reader,
+        serving(reader, records=partial(open_kafka_messages, reader, None)) as client,
+    ):
         (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
         assert (one["message"], "no archived segment has it" in one["problem"]) == (None, True)
 
 
-def test_records_that_the_broker_deleted_are_shown_from_the_archive(cluster, servers, producing, topic, tmp_path):
+def test_records_are_shown_from_the_broker_until_it_deletes_them_then_from_the_archive(
+    cluster, servers, producing, topic, tmp_path
+):
     producing.send(topic, [{"key": f"k{n}", "value": f"v{n}", "partition": 1} for n in range(5)])
     storage = ("--storage", (tmp_path / "storage").as_uri())
     ingested = ("ingest", f"kafka://{servers}/{topic}", "--root", tmp_path / "root", *storage, "--archive", "--wait")
     assert run_here(*ingested).code == 0
-    cluster.trim(topic, 1, 5)
+    # without a follower the client's settings name the broker
     with started(*storage, "--kafka", f"bootstrap.servers={servers}") as (_, client):
-        (one,) = client.get("/v1/messages", params={"topic": topic, "key": "k3"}).json()["messages"]
-        (same,) = client.get(f"/v1/messages/kafka:{topic}/1/3").json()["messages"]
-    assert (one["state"], one["message"]["body"]) == ("archived", "v3")
-    assert same["message"] == one["message"]
+        for state in ("local", "archived"):
+            (one,) = client.get("/v1/messages", params={"topic": topic, "key": "k3"}).json()["messages"]
+            (same,) = client.get(f"/v1/messages/kafka:{topic}/1/3").json()["messages"]
+            assert (one["state"], one["message"]["body"]) == (state, "v3")
+            assert same["message"] == one["message"]
+            cluster.trim(topic, 1, 5)
     assert "the broker has deleted it" in one["problem"]
 
 
