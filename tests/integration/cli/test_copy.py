@@ -124,7 +124,9 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
     assert offsets(target) == [1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
 def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     put(1, source)

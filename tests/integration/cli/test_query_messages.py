@@ -2,7 +2,6 @@
 broker.
 """
 
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -398,9 +397,3 @@ def test_files_lists_archived_segments(run_here, made):
     assert {segment["size_bytes"] for segment in listed} == {16_384}
     text = run_here("files", "--storage", made.uri).out
     assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,920\n" in text
-
-
-def test_help_shows_examples(run_here):
-    assert "tiered-index message 7F" in run_here("message", "--help").out
-    assert "--messages" in run_here("query", "--help").out
-    assert json.dumps(run_here("--help").out).count("message") >= 1
