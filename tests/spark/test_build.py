@@ -25,17 +25,6 @@ def ndjson(table, *, keys="keys"):
     return ("\n".join(lines) + "\n").encode()
 
 
-def test_a_parquet_file_becomes_tables(spark, storage, config, tmp_path):
-    table = messages(6_000)
-    result = build(spark, write_parquet(table, tmp_path / "m.parquet"), storage=storage, shards=3, config=config)
-    assert (result.entries, result.quarantined, result.without_key) == (6_000, 0, 0)
-    assert [begin * 1000 for begin, _, _ in result.windows] == [BEGIN_MS, BEGIN_MS + DAY_MS]
-    assert sum(entries for _, _, entries in result.windows) == total(storage) == 6_000
-    assert result.shards == len(states(storage).objects) == 6
-    check(storage, table)
-    assert sweep(storage) == 0
-
-
 def test_folders_of_ndjson_plain_and_gzipped(spark, storage, config, tmp_path):
     first, second = messages(400), messages(300, seed=2)
     (tmp_path / "in").mkdir()
@@ -98,13 +87,19 @@ def test_source_and_index_in_s3_without_any_hadoop_library(spark, s3, config, tm
     assert ids == {5, assigned_topic_id("orders")}
 
 
-def test_a_dry_run_and_modes_error_append_and_replace(spark, storage, config, tmp_path):
+def test_a_dry_run_then_tables_of_a_parquet_file_and_modes_error_append_and_replace(spark, storage, config, tmp_path):
     first, second = messages(600), messages(500, seed=2, days=1)
     paths = [write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((first, second))]
-    planned = build(spark, paths[0], storage=storage, config=config, dry_run=True)
+    how = {"storage": storage, "shards": 3, "config": config}
+    planned = build(spark, paths[0], dry_run=True, **how)
     assert planned.dry_run and planned.entries == 600 and planned.requests > planned.shards and planned.cost_usd > 0
     assert not any((tmp_path / "storage").rglob("*"))
-    assert build(spark, paths[0], storage=storage, config=config).shards == planned.shards
+    result = build(spark, paths[0], **how)
+    assert (result.entries, result.quarantined, result.without_key) == (600, 0, 0)
+    assert [begin * 1000 for begin, _, _ in result.windows] == [BEGIN_MS, BEGIN_MS + DAY_MS]
+    assert sum(entries for _, _, entries in result.windows) == total(storage) == 600
+    assert result.shards == planned.shards == len(states(storage).objects) == 6
+    assert sweep(storage) == 0
     number = states(storage).number
     with pytest.raises(ValueError, match="has a table already"):
         build(spark, paths[1], storage=storage, config=config)
@@ -114,7 +109,7 @@ def test_a_dry_run_and_modes_error_append_and_replace(spark, storage, config, tm
     assert appended.requests == sum(written.task_requests.values()) + sum(published.driver_requests.values())
     check(storage, first, second)
     result = build(spark, paths[1], storage=storage, config=config, mode="replace")
-    assert result.removed_objects == 2
+    assert result.removed_objects == 3 + 1
     kept = first.filter(pa.compute.greater_equal(first["timestamp_ms"], BEGIN_MS + DAY_MS))
     check(storage, kept, second)
     assert total(storage) == len(kept) + len(second)

@@ -82,6 +82,7 @@ def test_a_build_of_rows_answers_as_the_follower(spark, archived, recipe, expect
     assert sum(map(len, expected.values())) == 9
 
 
+@pytest.mark.long
 def test_a_stream_of_rows_answers_as_the_follower(spark, archived, recipe, expected, tmp_path):
     register(spark)
     uri = Path(tmp_path / "index").as_uri()
