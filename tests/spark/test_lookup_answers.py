@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.spark.looked_up import SETTINGS, held, looked_up, plan_of
+from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tests.support.plain_files import plain_files
@@ -287,10 +288,18 @@ def test_only_files_in_range_and_slots_that_are_asked_are_read(life):
     check(life, found, [lookup])
 
 
+def put_at_once(made, times_ms, keys):
+    """Put entries at the places that `Merging.put` gives, in one batch, and none into the model."""
+    numbers = range(1, len(keys) + 1)
+    columns = {"queue_id": [n % 3 for n in numbers], "size": [n % 50 for n in numbers], "timestamp_ms": times_ms}
+    columns["offset"] = [n % 10 if n % 7 == 0 else n for n in numbers]
+    made.index.put_batch(batch(len(keys), key=keys, **columns))
+
+
 def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
     # packed items are small, so that few of them would be in one group
     made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000})
-    made.put([(BASE_MS + n, f"k{n}") for n in range(6_000)])
+    put_at_once(made, range(BASE_MS, BASE_MS + 6_000), [f"k{n}" for n in range(6_000)])
     with plain_files():
         made.publish()
     lookups = [Lookup(topic="t", key=f"k{n}") for n in range(0, 6_000, 40)]
@@ -306,7 +315,7 @@ def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
 
 def test_a_filter_is_read_where_it_spares_more(tmp_path):
     made = Merging(tmp_path, settings={"slots": 20_000, "items": 50_000})
-    made.put([(BASE_MS + n, f"k{n}") for n in range(20_000)])
+    put_at_once(made, range(BASE_MS, BASE_MS + 20_000), [f"k{n}" for n in range(20_000)])
     made.publish()
     (stored,) = made.state.objects.values()
     absent = [Lookup(topic="t", key=f"absent{n}") for n in range(2_000)]
@@ -323,7 +332,7 @@ def test_a_filter_is_read_where_it_spares_more(tmp_path):
 
 def test_a_hot_key_is_read_newest_first(tmp_path):
     made = Merging(tmp_path, settings={"items": 50_000})
-    made.put([(BASE_MS + n * 1000, "hot") for n in range(30_000)])
+    put_at_once(made, range(BASE_MS, BASE_MS + 30_000_000, 1000), ["hot"] * 30_000)
     made.publish()
     lookup = Lookup(topic="t", key="hot", max_count=5)
     recorder = Recorder(made.storage)
