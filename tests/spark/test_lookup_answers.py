@@ -288,9 +288,9 @@ def test_only_files_in_range_and_slots_that_are_asked_are_read(life):
     check(life, found, [lookup])
 
 
-def put_at_once(made, times_ms, keys):
+def put_at_once(made, times_ms, keys, first=1):
     """Put entries at the places that `Merging.put` gives, in one batch, and none into the model."""
-    numbers = range(1, len(keys) + 1)
+    numbers = range(first, first + len(keys))
     columns = {"queue_id": [n % 3 for n in numbers], "size": [n % 50 for n in numbers], "timestamp_ms": times_ms}
     columns["offset"] = [n % 10 if n % 7 == 0 else n for n in numbers]
     made.index.put_batch(batch(len(keys), key=keys, **columns))
@@ -437,7 +437,8 @@ HOURS = 30
 def of_hours(made, count):
     """One file per hour, and lookups: of many keys, of one key, and of one key in two distant hours."""
     for hour in range(HOURS):
-        made.put([(BASE_MS + hour * HOUR_MS + n * 1000, f"k{(hour * 7 + n) % 50}") for n in range(count)])
+        begin_ms, keys = BASE_MS + hour * HOUR_MS, [f"k{(hour * 7 + n) % 50}" for n in range(count)]
+        put_at_once(made, range(begin_ms, begin_ms + count * 1000, 1000), keys, first=1 + hour * count)
         made.publish()
     begins = [BASE_MS + hour * HOUR_MS for hour in (0, HOURS - 1)]
     return {
