@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -12,7 +13,7 @@ import pytest
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive
 from tests.support.damage import flip
-from tests.support.kafka_cluster import PARTITIONS
+from tests.support.kafka_cluster import PARTITIONS, Producing
 from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.kafka.archive import archived_files
@@ -21,32 +22,46 @@ from tiered_index.kafka.messages import KafkaMessages
 COUNT, TIME_MS = 600, 1_700_000_000_000
 
 
-@pytest.fixture
-def sent(producing, topic):
-    records = [
-        {
-            "key": f"k{n}",
-            "value": json.dumps({"order": {"id": n % 10}, "text": "x" * 2_000}),
-            "headers": [("h", f"h{n}")],
-            "partition": n % PARTITIONS,
-            "timestamp": TIME_MS + 1_000 * n,
-        }
-        for n in range(COUNT)
-    ]
-    producing.send(topic, records)
-    return records
+RECORDS = [
+    {
+        "key": f"k{n}",
+        "value": json.dumps({"order": {"id": n % 10}, "text": "x" * 2_000}),
+        "headers": [("h", f"h{n}")],
+        "partition": n % PARTITIONS,
+        "timestamp": TIME_MS + 1_000 * n,
+    }
+    for n in range(COUNT)
+]
 
 
-@pytest.fixture
-def uri(tmp_path, servers, topic, sent):
-    """A storage with the archive of a topic, of several files a partition."""
-    uri = (tmp_path / "storage").as_uri()
-    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
-        follower = archive(index, servers, topic, segment_bytes=1 << 16, keys=("key", "header:h", "json:order.id"))
+@pytest.fixture(scope="module")
+def made(_cluster, tmp_path_factory):
+    """The folder of an index with the archive of a topic, of several files a partition. The topic has its name."""
+    folder = tmp_path_factory.mktemp("made")
+    _cluster.control(1)
+    Producing(_cluster.servers).send(folder.name, RECORDS)
+    place = {"root": folder / "root", "storage": (folder / "storage").as_uri()}
+    with IndexService.open(**place, background=False, slots=97, items=5_000) as index:
+        keys = ("key", "header:h", "json:order.id")
+        follower = archive(index, _cluster.servers, folder.name, segment_bytes=1 << 16, keys=keys)
         assert (follower.messages, follower.loss_count) == (COUNT, 0)
         index.seal()
         index.run_lifecycle()
-    return uri
+    return folder
+
+
+@pytest.fixture
+def topic(made):
+    return made.name
+
+
+@pytest.fixture
+def uri(made, tmp_path):
+    """A copy of the storage, which a test may change. Beside it is a copy of the root."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    marker = tmp_path / "root" / "tiered_index.json"
+    marker.write_text(marker.read_text().replace(str(made), str(tmp_path)))
+    return (tmp_path / "storage").as_uri()
 
 
 def run(*arguments, code=0):
@@ -74,14 +89,14 @@ def found(uri, topic, key):
         ]
 
 
-def test_duckdb_and_arrow_open_the_files_as_a_table(uri, tmp_path, sent):
+def test_duckdb_and_arrow_open_the_files_as_a_table(uri, tmp_path):
     files = paths(uri)
     assert len(files) > PARTITIONS
     table = f"read_parquet({files}, hive_partitioning = false)"
     rows = duckdb.sql(f'select key, value, partition, "offset", headers from {table}').fetchall()
     wanted = [
         (one["key"].encode(), one["value"].encode(), n % PARTITIONS, n // PARTITIONS, one["headers"][0][1].encode())
-        for n, one in enumerate(sent)
+        for n, one in enumerate(RECORDS)
     ]
     assert sorted((*row[:4], row[4][0]["value"]) for row in rows) == sorted(wanted)
     # a condition on offsets reads the row groups that have them
