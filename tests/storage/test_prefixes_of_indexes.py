@@ -35,7 +35,7 @@ def whole_bucket(s3_environment: S3Server) -> Uri:
     return lambda below: f"s3://{bucket}{below}?endpoint_url={s3_environment.endpoint_url}"
 
 
-@pytest.fixture(params=["file", "s3", "whole_bucket"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.long), "whole_bucket"])
 def uri(request: pytest.FixtureRequest) -> Uri:
     made: Uri = request.getfixturevalue(request.param)
     return made
