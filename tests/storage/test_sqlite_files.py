@@ -13,7 +13,7 @@ import pytest
 from tests.storage.sqlite_probes import FAR_FUTURE_MS, count, raw
 from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageMisconfigured, UnsupportedVersion
 from tiered_index.storage.base import UploadHandle
-from tiered_index.storage.sqlite import connections
+from tiered_index.storage.sqlite import bodies, connections
 from tiered_index.storage.sqlite.connections import APPLICATION_ID
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
@@ -23,15 +23,16 @@ def test_a_full_disk_refuses_whole_and_the_next_put_works(path: Path, monkeypatc
 
     def adopt(connection: sqlite3.Connection) -> None:
         plain(connection)
-        connection.execute("PRAGMA max_page_count=2000")  # 31 MiB: SQLite then answers as it does to ENOSPC
+        connection.execute("PRAGMA max_page_count=500")  # 8 MiB: SQLite then answers as it does to ENOSPC
 
     monkeypatch.setattr(connections, "adopt", adopt)
+    monkeypatch.setattr(bodies, "_ROWS_A_TRANSACTION", 4)  # the second transaction fails
     with SqliteStorage(path) as storage:
         storage.put("object", b"old")
         for write in (
-            lambda: storage.put("object", bytes(40 << 20)),
-            lambda: storage.put_if_absent("other", bytes(40 << 20)),
-            lambda: storage.upload_part(storage.begin_upload("object"), 1, bytes(40 << 20)),
+            lambda: storage.put("object", bytes(10 << 20)),
+            lambda: storage.put_if_absent("other", bytes(10 << 20)),
+            lambda: storage.upload_part(storage.begin_upload("object"), 1, bytes(10 << 20)),
         ):
             with pytest.raises(DiskFull, match=r"objects\.db"):
                 write()
