@@ -53,13 +53,10 @@ def test_the_lag_counts_what_waits_before_and_while_it_is_put(index, servers, pr
         assert follower.messages == 0
 
 
-@pytest.mark.parametrize("error", [5])
-def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(
-    index, cluster, servers, producing, topic, error
-):
+def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(index, cluster, servers, producing, topic):
     producing.send(topic, ({"key": f"{n}", "partition": n % PARTITIONS} for n in range(400)))
     source = source_of(index, servers, topic)
-    cluster.fail_topic(topic, error)
+    cluster.fail_topic(topic, 5)
     source._looked_s = -1e9
     with Follower(index, source, follow=False, note=lambda _: None) as follower:
         follower.run()

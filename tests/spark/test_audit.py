@@ -95,18 +95,6 @@ def damage_the_filter(storage: Storage, stored: StoredObject) -> None:
     flip_object(storage, stored.name, stored.trailer_position)
 
 
-def damage_the_trailer(storage: Storage, stored: StoredObject) -> None:
-    flip_object(storage, stored.name, stored.size_bytes - 20)
-
-
-def cut_it_off(storage: Storage, stored: StoredObject) -> None:
-    storage.put(stored.name, storage.get(stored.name)[:-1])
-
-
-def delete_it(storage: Storage, stored: StoredObject) -> None:
-    storage.delete(stored.name)
-
-
 def miscount(storage: Storage, stored: StoredObject) -> None:
     def counted(record: LogRecord) -> LogRecord:
         return replace(record, add=tuple(replace(o, count=o.count + (o.name == stored.name)) for o in record.add))
@@ -144,10 +132,13 @@ DEFECTS: dict[str, list[tuple[Callable[[Storage, StoredObject], None], str]]] = 
     "bytes": [
         (damage_an_item, "run"),
         (damage_the_filter, "filter"),
-        (damage_the_trailer, "tail"),
-        (cut_it_off, "object"),
+        (lambda storage, stored: flip_object(storage, stored.name, stored.size_bytes - 20), "tail"),
+        (lambda storage, stored: storage.put(stored.name, storage.get(stored.name)[:-1]), "object"),
     ],
-    "objects": [(delete_it, "object"), (swap_two_items, "order"), (miscount, "object"), (name_a_shard_twice, "table")],
+    "objects": [
+        (lambda storage, stored: storage.delete(stored.name), "object"),
+        *((swap_two_items, "order"), (miscount, "object"), (name_a_shard_twice, "table")),
+    ],
 }
 
 
