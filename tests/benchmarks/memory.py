@@ -133,10 +133,14 @@ def memory_bytes(pid: int | str, name: str) -> int:
 
 
 def disk_bytes(*paths: Path) -> int:
-    """Return the disk space of files and folders. A file that is deleted meanwhile counts as 0."""
-    total = 0
+    """Return the disk space of files and folders.
+
+    A file with several names counts once. A file that is deleted meanwhile counts as 0.
+    """
+    sizes: dict[tuple[int, int], int] = {}
     files = [Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names]
     for file in (*files, *(path for path in paths if path.is_file())):
         with contextlib.suppress(FileNotFoundError):
-            total += file.stat().st_blocks * 512
-    return total
+            status = file.stat()
+            sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())

@@ -31,7 +31,11 @@ def _answers() -> list[dict[str, object]]:
 @pytest.fixture
 def year(tmp_path):
     """A source with a hot and a rare key, and its keys."""
-    messages = [_message(_HOT, number) for number in range(100)] + [_message(_RARE, 500), _message("other", 501)]
+    messages = (
+        [_message(_HOT, number) for number in range(100)]
+        + [_message(_HOT, 36) | {"offset": 360}]
+        + [_message(_RARE, 500), _message("other", 501)]
+    )
     for name, rows in ((SOURCE, messages), (KEYS_FILE, [{"topic": "t", "key": k} for k in (_HOT, _RARE, _ABSENT)])):
         (tmp_path / name).mkdir()
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "part-0.parquet")
@@ -47,7 +51,7 @@ def _check(year, answers):
 
 
 def test_right_answers_are_counted(year):
-    assert oracle.hottest(year) == ("t", _HOT, 100)
+    assert oracle.hottest(year) == ("t", _HOT, 101)
     assert _check(year, _answers()) == {"keys_checked": 3, "entries_checked": 65}
 
 
@@ -60,6 +64,15 @@ def test_right_answers_are_counted(year):
         (lambda rows: [*rows[:-2], rows[-2], rows[-2] | {"position": 1}, rows[-1]], "1 entries twice in an answer"),
         (lambda rows: [row for row in rows if row["position"] != 5], "1 answers with too few"),
         (lambda rows: [rows[0] | _message(_HOT, 3), *rows[1:]], "1 answers with too few or too many entries, or older"),
+        (
+            lambda rows: [*rows[:5], rows[5] | _message(_HOT, 36) | {"offset": 360}, *rows[6:]],
+            "1 answers with too few or too many",
+        ),
+        (lambda rows: [rows[0] | {"status": "complete"}, *rows[1:]], "1 complete answers of keys with more"),
+        (
+            lambda rows: [*rows[:64], rows[64] | {"status": "truncated"}, rows[65]],
+            "1 truncated answers of keys with fewer",
+        ),
         (lambda rows: [rows[-1] | _message(_ABSENT, 3) | {"position": 0}, *rows[:-1]], "1 entries of no message"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -61,12 +62,21 @@ def billion(
     document: dict[str, Any] = {"machine": facts(base), "master": master, "sizes": {}}
     for size in sizes:
         folder = base / f"tiered-index-year-{size}"
-        with own_environment():
-            run = Run(folder, size, master, partial(_tell, session, size))
-            document["sizes"][f"{size}"] = run.run(with_spark_parquet=spark_parquet)
+        # the steps of a size that an interrupted run has finished
+        finished = folder.with_suffix(".json")
+        if finished.exists():
+            steps = json.loads(finished.read_text())
+        else:
+            with own_environment():
+                run = Run(folder, size, master, partial(_tell, session, size))
+                steps = run.run(with_spark_parquet=spark_parquet)
+            finished.write_text(json.dumps(steps))
+            shutil.rmtree(folder)
+        document["sizes"][f"{size}"] = steps
         write_document(out, document)
-        shutil.rmtree(folder)
-        session.out.table(_COLUMNS, _rows(run.steps, size))
+        session.out.table(_COLUMNS, _rows(steps, size))
+    for size in sizes:
+        (base / f"tiered-index-year-{size}.json").unlink()
     session.out.answer(document)
     return 0
 

@@ -32,14 +32,23 @@ _WRONG = {
     "entries twice in an answer": """
         SELECT 1 FROM given WHERE position IS NOT NULL GROUP BY topic, key, identity HAVING count(*) > 1
     """,
+    # of all sets of so many messages of a key, only those of the newest seconds have the greatest sum
     "answers with too few or too many entries, or older ones": f"""
         FROM (
-            SELECT topic, key, count(*) AS many, min(second) AS oldest
+            SELECT topic, key, count(*) AS many, sum(second) AS seconds
             FROM wanted WHERE place <= {MAX_COUNT} GROUP BY ALL
         ) w FULL JOIN (
-            SELECT topic, key, count(*) AS many, min(second) AS oldest
+            SELECT topic, key, count(*) AS many, sum(second) AS seconds
             FROM given WHERE position IS NOT NULL GROUP BY ALL
-        ) g USING (topic, key) WHERE w.many IS DISTINCT FROM g.many OR w.oldest IS DISTINCT FROM g.oldest
+        ) g USING (topic, key) WHERE w.many IS DISTINCT FROM g.many OR w.seconds IS DISTINCT FROM g.seconds
+    """,
+    "truncated answers of keys with fewer messages": f"""
+        FROM given SEMI JOIN (SELECT topic, key FROM wanted GROUP BY ALL HAVING count(*) < {MAX_COUNT})
+        USING (topic, key) WHERE status = 'truncated'
+    """,
+    "complete answers of keys with more messages": f"""
+        FROM given SEMI JOIN (SELECT topic, key FROM wanted WHERE place > {MAX_COUNT}) USING (topic, key)
+        WHERE status = 'complete'
     """,
 }
 """Problem -> the rows that have it."""
