@@ -76,6 +76,12 @@ def serving(
         assert not thread.is_alive()
 
 
+def instead_of_query(patch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
+    """Let `call` make each lookup of a writer, also those that memory could answer."""
+    patch.setattr(IndexService, "query", call)
+    patch.setattr(IndexService, "query_nowait", lambda *_: None)
+
+
 def index_in(folder: Path, **settings: Any) -> IndexService:
     """Open a small index whose root and storage are in a folder."""
     small = {"storage": (folder / "storage").as_uri(), "slots": 100, "items": 1000, "background": False}

@@ -10,7 +10,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from tests.server.conftest import PATIENCE_S, index_in, serving
+from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
 from tiered_index import IndexService, Lookup, QueryResult
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output
@@ -265,7 +265,7 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
         return query(self, *args, **kwargs)
 
     with serving(index) as client:
-        monkeypatch.setattr(IndexService, "query", breaking)
+        instead_of_query(monkeypatch, breaking)
         wanted = {"topic": "orders", "key": "order-4711", "max_count": 1, "all": True}
         lines = client.get("/v1/query", params=wanted, headers={"accept": "application/x-ndjson"}).text.splitlines()
         assert len(lines) == 2

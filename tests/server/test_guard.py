@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from tests.server.conftest import PATIENCE_S, index_in, serving
+from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
 from tests.support.batches import batch
 from tests.support.core import compiled_core
 from tests.support.hanging import until
@@ -330,8 +330,7 @@ def test_a_client_that_disconnects_within_its_body_is_no_failure_of_the_service(
 def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
     held = Held()
     with serving(index, threads=1, waiting=0) as client:
-        monkeypatch.setattr(IndexService, "query", lambda self, *args, **kwargs: held(*args, **kwargs))
-        monkeypatch.setattr(IndexService, "query_nowait", lambda *_: None)
+        instead_of_query(monkeypatch, lambda self, *args, **kwargs: held(*args, **kwargs))
         first = threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": QUERY})
         first.start()
         assert held.entered.wait(PATIENCE_S)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import PATIENCE_S, index_in, published, put_entries, serving
+from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, published, put_entries, serving
 from tests.server.test_serve_command import process_of
 from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
@@ -223,7 +223,7 @@ def test_metrics_show_running_requests_and_the_server(index, monkeypatch):
         names = [(f"tiered_index_{name}",) for name in ("http_requests_in_flight", "calls_running", "calls_waiting")]
         until(lambda: [*map(values(client).get, names)] == [*expected])
 
-    monkeypatch.setattr(IndexService, "query", held)
+    instead_of_query(monkeypatch, held)
     with serving(index, threads=1, waiting=2) as client:
         # the scrape itself is one request
         wait_until(client, 1, 0, 0)

@@ -6,8 +6,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from tests.server.conftest import DESCRIPTION, index_in, put_entries, serving
-from tiered_index import IndexService, Lookup
+from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, put_entries, serving
+from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.calls import Caps
@@ -267,7 +267,7 @@ def raising(error):
 )
 def test_errors_of_the_library_have_a_status_each(index, error, status, name, retry):
     with serving(index) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IndexService, "query", raising(error))
+        instead_of_query(patch, raising(error))
         got = client.get("/v1/query", params={"topic": "orders", "key": "k"})
         assert (got.status_code, got.json()["error"], "retry-after" in got.headers) == (status, name, retry)
         assert "secret" not in got.text and "Traceback" not in got.text

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.integration.cli.command_lines import clean_environment
-from tests.server.conftest import index_in, published, serving
+from tests.server.conftest import index_in, instead_of_query, published, serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.output import JsonFormatter
@@ -108,7 +108,7 @@ def test_a_record_of_the_log_names_its_request(index):
                 logging.getLogger("tiered_index.server.test").info("in a thread\n of its own")
                 raise RuntimeError("nobody foresaw")
 
-            patch.setattr(IndexService, "query", failing)
+            instead_of_query(patch, failing)
             client.get("/v1/query", params={"topic": "orders", "key": "k"}, headers={"x-request-id": "r-2"})
     finally:
         logger.removeHandler(handler)

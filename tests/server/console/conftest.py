@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.server.conftest import index_in, serving
+from tests.server.conftest import index_in, instead_of_query, serving
 from tests.server.console.pages import BEGIN_MS, HOUR_MS, put_messages, settled_in_hours
 from tiered_index import IndexService
 from tiered_index.server.history import History
@@ -97,7 +97,7 @@ def ten_thousand_files(monkeypatch):
     )
     monkeypatch.setattr(IndexService, "files", lambda self: files)
     answer = QueryResult(items=(), status="complete", explain=Explain(files=reports, requests=3334))
-    monkeypatch.setattr(IndexService, "query", lambda *_, **__: answer)
+    instead_of_query(monkeypatch, lambda *_, **__: answer)
     return files
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import PATIENCE_S, serving
+from tests.server.conftest import PATIENCE_S, instead_of_query, serving
 from tests.server.console.pages import BEGIN_MS, HOSTILE, MANY, check_access, drawn, rows, search, status
 from tests.server.test_http import raising
 from tiered_index import IndexReader, IndexService
@@ -54,7 +54,7 @@ def test_results_come_as_they_are_found_and_can_be_stopped(opened, service, monk
     page = opened(service, "#search?topic=orders&key=busy")
     every = page.get_by_role("button", name="Read all of them")
     expect(status(page)).to_have_text("25 entries so far; there are more.")
-    monkeypatch.setattr(IndexService, "query", held)
+    instead_of_query(monkeypatch, held)
     every.click()
     expect(page.locator("#entries .pages")).to_contain_text("1 to 25 of 1,025")
     expect(status(page)).to_have_text("Searching…")
@@ -81,7 +81,7 @@ def test_a_stream_that_breaks_off_is_not_a_whole_answer(opened, service, monkeyp
         return real(self, topic, key, begin_ms, end_ms, max_count, *rest, **more)
 
     pages = []
-    monkeypatch.setattr(IndexService, "query", failing)
+    instead_of_query(monkeypatch, failing)
     page = opened(service, "#search?topic=orders&key=busy")
     page.get_by_role("button", name="Read all of them").click()
     expect(status(page)).to_have_text("The search failed: 1,025 entries so far, and there may be more.")
@@ -122,7 +122,7 @@ def test_no_match_names_the_searched_files_and_the_expired_time(opened, service,
         answer = real(*args, **named)
         return replace(answer, seen=answer.seen._replace(expired_before_ms=BEGIN_MS))
 
-    monkeypatch.setattr(IndexService, "query", expired)
+    instead_of_query(monkeypatch, expired)
     page = opened(service)
     search(page, "oders", "order-1")
     expect(status(page)).to_have_text("No match for key order-1 of topic oders: the answer is complete.")
@@ -156,7 +156,7 @@ def test_a_partial_answer_names_its_missing_parts(opened, made, tmp_path):
 def test_an_error_names_the_remedy_and_can_be_retried(opened, service):
     page = opened(service)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IndexService, "query", raising(StorageUnavailable("the storage is away <b>now</b>")))
+        instead_of_query(patch, raising(StorageUnavailable("the storage is away <b>now</b>")))
         search(page)
         alert = page.get_by_role("alert").filter(has_text="Bad Gateway (502)")
         expect(alert).to_contain_text("the storage is away <b>now</b>")

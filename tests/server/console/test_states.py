@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.conftest import index_in, serving
+from tests.server.conftest import index_in, instead_of_query, serving
 from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
 from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService
@@ -98,7 +98,7 @@ def test_error(opened, folder, service, monkeypatch):
     def away(*_, **__):
         raise StorageUnavailable("the storage is away: connection refused (10.0.0.7:9000), asked three times")
 
-    monkeypatch.setattr(IndexService, "query", away)
+    instead_of_query(monkeypatch, away)
     page = opened(service, "#search?topic=orders&key=order-4711")
     expect(page.get_by_role("alert").filter(has_text="Bad Gateway (502)")).to_be_visible()
     look(page, folder, "error-search")

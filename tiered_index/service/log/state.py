@@ -13,6 +13,7 @@ from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of,
 from tiered_index.errors import CorruptFile, StorageBehind
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.retention import NOTHING, Expired
+from tiered_index.service.log.layered import Entries, layered
 from tiered_index.service.log.records import (
     COMMON,
     DESCRIPTOR,
@@ -62,9 +63,9 @@ class LogState:
     number: int = 0
     epoch: int = 0
     genesis: IndexDescriptor | None = None
-    objects: dict[str, StoredObject] = field(default_factory=dict)
+    objects: Entries[StoredObject] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
-    archive: dict[str, ArchivedSegment] = field(default_factory=dict)
+    archive: Entries[ArchivedSegment] = field(default_factory=dict)
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: dict[str, LostObject] = field(default_factory=dict)
     expired: Expired = NOTHING
@@ -145,12 +146,12 @@ class LogState:
         return tuple(store for store, segments in self._by_store.items() if segments[0].columns is None)
 
     @cached_property
-    def files(self) -> dict[str, StoredObject]:
+    def files(self) -> Entries[StoredObject]:
         """The objects that are files of their own, by file id."""
         return {o.file_id: o for o in self.objects.values() if o.shard is None}
 
     @cached_property
-    def tables(self) -> dict[str, list[StoredObject]]:
+    def tables(self) -> Entries[list[StoredObject]]:
         """The shards of each window table, by the table's id."""
         tables: dict[str, list[StoredObject]] = {}
         for stored in self.objects.values():
@@ -274,7 +275,7 @@ def _text(stored: StoredObject, tables: Tables | None) -> str:
 Named = TypeVar("Named", StoredObject, ArchivedSegment)
 
 
-def _changes(before: tuple[Named, ...], now: dict[str, Named]) -> tuple[list[Named], list[str]]:
+def _changes(before: tuple[Named, ...], now: Entries[Named]) -> tuple[list[Named], list[str]]:
     """Return the objects that are in `now` but not in `before`, and the names of those that are only in `before`.
 
     `now` has the remaining objects of `before` in the same order, before all new ones.
@@ -320,7 +321,7 @@ class LogReplay:
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if now is self._begun:
-            now = replace(now, objects=dict(now.objects), archive=dict(now.archive))
+            now = replace(now, objects=layered(now.objects), archive=layered(now.archive))
         objects, archive, genesis = now.objects, now.archive, now.genesis or record.genesis
         if record.archive and self._places is None:
             self._places = {segment.place for segment in archive.values()}
@@ -396,8 +397,8 @@ class LogReplay:
             return None
         return reduce(Texts.without, removed, known).with_more(added)
 
-    def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
-        files = dict(known)
+    def _files(self, known: Entries[StoredObject], added: list[StoredObject]) -> Entries[StoredObject]:
+        files = layered(known)
         for stored in self._removed:
             # only if `known` has this object, and not another one of the file
             if files.get(stored.file_id) is stored:
@@ -405,8 +406,8 @@ class LogReplay:
         files.update((stored.file_id, stored) for stored in added if stored.shard is None)
         return files
 
-    def _tables(self, known: dict[str, list[StoredObject]], added: list[StoredObject]) -> dict[str, list[StoredObject]]:
-        tables, gone = dict(known), {stored.name for stored in self._removed}
+    def _tables(self, known: Entries[list[StoredObject]], added: list[StoredObject]) -> Entries[list[StoredObject]]:
+        tables, gone = layered(known), {stored.name for stored in self._removed}
         for table in dict.fromkeys(stored.file for stored in (*self._removed, *added) if stored.shard is not None):
             shards = [stored for stored in tables.get(table, ()) if stored.name not in gone]
             shards += [stored for stored in added if stored.shard is not None and stored.file == table]

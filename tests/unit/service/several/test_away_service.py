@@ -1,4 +1,4 @@
-"""A service over the indexes of several brokers, one of which does not respond."""
+"""A service reads the indexes of several brokers while one of them does not respond."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
