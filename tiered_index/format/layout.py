@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,9 +131,15 @@ class Layout:
     def from_json(cls, document: dict[str, Any]) -> Layout:
         """Return the layout of a document of `to_json`. Raises `ConfigError` or `SchemaMismatch` if it is invalid."""
         try:
-            return _READ(document)
+            return _read(json.dumps(document))
         except Malformed as error:
             raise ConfigError(f"not a layout: {error}") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _read(text: str) -> Layout:
+    # the files of an index share their layout, and the dtypes of its schema
+    return _READ(json.loads(text))
 
 
 _READ = record(

@@ -10,9 +10,9 @@ Unpacking returns the packed items byte for byte, in any order in which they wer
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,28 +55,9 @@ class Packing:
 
     def __init__(self, schema: Schema, base: int, line: TimeLine) -> None:
         self.schema, self.base, self.line = schema, base, line
-        self.words = _words_of(schema)
-        names = self.words.names or ()
-        keys = ["key_hash", *(name for name in names if name in _OF_KEYS)]
-        rest = [name for name in names if name not in (*keys, "offset", "time_diff_s")]
-        self.order = (*keys, *rest, "offset", "time_diff_s")
-        self.of_keys = len(keys)
+        self.words, self.order, self.of_keys, self.header_dtype, self.for_loops = _columns_of(schema)
         self.quotients = SlotMap(base).quotients
         self.ranks = self.quotients * base
-        # whether hashes are steps | keys | for each column its bits and its smallest value
-        wide = ("key_hash", "offset", "time_diff_s")
-        least = {name: ">i8" if name in wide else f">{self.words[name].str[1:]}" for name in self.order}
-        columns = [pair for name in self.order for pair in ((f"width {name}", "u1"), (f"least {name}", least[name]))]
-        self.header_dtype = np.dtype([("is_ranked", "u1"), ("keys", ">u4"), *columns])
-
-    @cached_property
-    def for_loops(self) -> Int64:
-        """The columns as the compiled core takes them (i64, columns x 3)."""
-        fields: Mapping[str, Any] = self.words.fields or {}
-        sizes = [self.header_dtype[f"least {name}"] for name in self.order]
-        signed = [dtype.itemsize if dtype.kind == "u" else -dtype.itemsize for dtype in sizes]
-        places = [(fields[name][1], fields[name][0].itemsize) for name in self.order]
-        return np.array([(size, *place) for size, place in zip(signed, places, strict=True)])
 
     @property
     def in_core(self) -> tuple[int, Int64, Int64]:
@@ -167,6 +148,37 @@ class Packing:
 def _padded(pieces: Sequence[bytes | memoryview], size: int) -> UInt64:
     """Return the data of all pieces (`size` bytes) as words, and at least one word behind them."""
     return np.frombuffer(b"".join([*pieces, _PADDING[size & 7 :]]), "<u8")
+
+
+class _Columns(NamedTuple):
+    """The columns of packed runs. `for_loops` (i64, columns x 3) is for the compiled core."""
+
+    words: np.dtype[Any]
+    order: tuple[str, ...]
+    of_keys: int
+    header_dtype: np.dtype[Any]
+    for_loops: Int64
+
+
+@functools.lru_cache(maxsize=64)
+def _columns_of(schema: Schema) -> _Columns:
+    words = _words_of(schema)
+    names = words.names or ()
+    keys = ["key_hash", *(name for name in names if name in _OF_KEYS)]
+    rest = [name for name in names if name not in (*keys, "offset", "time_diff_s")]
+    order = (*keys, *rest, "offset", "time_diff_s")
+    # whether hashes are steps | keys | for each column its bits and its smallest value
+    wide = ("key_hash", "offset", "time_diff_s")
+    least = {name: ">i8" if name in wide else f">{words[name].str[1:]}" for name in order}
+    columns = [pair for name in order for pair in ((f"width {name}", "u1"), (f"least {name}", least[name]))]
+    header = np.dtype([("is_ranked", "u1"), ("keys", ">u4"), *columns])
+    fields: Mapping[str, Any] = words.fields or {}
+    sizes = [header[f"least {name}"] for name in order]
+    signed = [dtype.itemsize if dtype.kind == "u" else -dtype.itemsize for dtype in sizes]
+    places = [(fields[name][1], fields[name][0].itemsize) for name in order]
+    for_loops = np.array([(size, *place) for size, place in zip(signed, places, strict=True)])
+    for_loops.flags.writeable = False
+    return _Columns(words, order, len(keys), header, for_loops)
 
 
 def _words_of(schema: Schema) -> np.dtype[Any]:
