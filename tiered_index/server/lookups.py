@@ -117,6 +117,7 @@ class LookupHandlers(Handlers):
                 made = encoded(self._recorded(request, "query", what, lambda: answer))
                 reservation.settle(len(made.body))
                 return PacedResponse(made, wire.JSON)
+            reservation.settle(0)
         return None
 
     def _items_encoded(self, asked: parameters.OneKey, files: bool, answer: QueryResult) -> Document:

@@ -435,20 +435,20 @@ class IndexReader(Lookups[ItemT]):
     def _wait_for_first(self, readings: Sequence[Reading[IndexView | None]]) -> None:
         """Wait for all openings that get responses, for half of the time left; then until one is open."""
         left_s, patience_s = remaining_s(), self.config.source_timeout_s
-        until_s = math.inf if left_s is None else time.monotonic() + left_s / 2
+        half_s, end_s = (math.inf if left_s is None else time.monotonic() + left_s * share for share in (0.5, 1))
         openings = [one.ends for one in readings]
         waiting, silent = set(openings), set[Future[IndexView | None]]()
-        while not waiting <= silent and (pause_s := min(patience_s / 4, until_s - time.monotonic())) > 0:
-            waiting = wait(waiting, pause_s).not_done
+        while waiting and (now_s := time.monotonic()) < end_s:
+            is_patient = now_s < half_s and not waiting <= silent
+            if not is_patient and any(one.done() and one.exception() is None and one.result() for one in openings):
+                return
+            until_s = half_s if now_s < half_s else end_s
+            waiting = wait(waiting, min(patience_s / 4, until_s - now_s), FIRST_COMPLETED).not_done
             for one in readings:
                 if one.ends in waiting - silent and one.is_silent(patience_s):
                     # those that wait for a thread get one
                     self._parts.threads.replace_thread(one.ends)
                     silent.add(one.ends)
-        while waiting and not any(one.done() and one.exception() is None and one.result() for one in openings):
-            before, waiting = waiting, wait(waiting, remaining_s(), FIRST_COMPLETED).not_done
-            if before == waiting:
-                return
 
     def _adopt(self, view: IndexView) -> None:
         """Include an index from now on. Raises `SchemaMismatch`, `ConfigError`."""

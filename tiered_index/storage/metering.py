@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiered_index.errors import BudgetExceeded, IndexClosed
+from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 from tiered_index.storage.prices import PriceTable
@@ -61,8 +62,9 @@ class Usage:
         self.bytes_read = self.bytes_written = 0
         # Those of the read ones that nobody needs: they are between two needed ranges of one request
         self.bytes_between = 0
-        # Calls that have begun and not ended
+        # Calls under way; the time at which they became more than none, and that of the last response
         self.under_way = 0
+        self.since_s = self.heard_s = 0.0
         self._bytes_held = 0
 
     @property
@@ -206,7 +208,8 @@ class MeteredStorage(WrapperStorage):
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
         _begin(usages, call)
         repeats = RepeatCounter(usages, call)
-        _move(usages, 1)
+        _enter(usages)
+        is_heard = True
         try:
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
             others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
@@ -219,13 +222,14 @@ class MeteredStorage(WrapperStorage):
             if call.is_further and result and not self._tells:
                 _begin(usages, repeats.again)
         except BaseException as error:
+            is_heard = not isinstance(error, StorageUnavailable)
             if call.is_further and not self._tells and not isinstance(error, BudgetExceeded):
                 _begin(usages, repeats.again, is_sent=True)
             for usage in usages:
                 usage.end(call)
             raise
         finally:
-            _move(usages, -1)
+            _leave(usages, is_heard)
         read = _payload_bytes(call, result)
         for usage in usages:
             usage.end(call, read=read, written=call.sent_bytes)
@@ -270,11 +274,24 @@ def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> Non
             usage._count(call)
 
 
-def _move(usages: Sequence[Usage], calls: int) -> None:
-    """Add `calls` to the calls under way."""
+def _enter(usages: Sequence[Usage]) -> None:
+    """Note that a call is under way."""
+    now_s = time.monotonic()
     with _lock:
         for usage in usages:
-            usage.under_way += calls
+            if not usage.under_way:
+                usage.since_s = now_s
+            usage.under_way += 1
+
+
+def _leave(usages: Sequence[Usage], is_heard: bool) -> None:
+    """Note the end of a call, and whether the storage has responded."""
+    now_s = time.monotonic()
+    with _lock:
+        for usage in usages:
+            usage.under_way -= 1
+            if is_heard:
+                usage.heard_s = now_s
 
 
 def _payload_bytes(call: Call, result: object) -> int:

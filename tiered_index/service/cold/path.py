@@ -178,8 +178,8 @@ class RangeReadPool(DaemonPool):
 
     def give_back(self, place: _Place) -> None:
         """Let others have a place, also if its range read hangs. Idempotent."""
-        with self._giving:
-            is_held, place.is_held = place.is_held, False
+        # on one line, as in `synchronized`
+        with self._giving: is_held, place.is_held = place.is_held, False  # noqa: E701  # fmt: skip
         if is_held:
             self._places.release()
 

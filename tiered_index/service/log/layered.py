@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, MutableMapping, ValuesView
+from collections.abc import ItemsView, Iterator, MutableMapping, ValuesView
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -35,7 +35,7 @@ class Layered(MutableMapping[str, V]):
         """Return a copy."""
         changes = len(self._gone) + len(self._added)
         if changes > max(_FEWEST, 2 * math.isqrt(len(self._entries))):
-            return Layered(dict(zip(self, self.values(), strict=True)))
+            return Layered(dict(self.items()))
         copy = Layered(self._entries)
         copy._gone, copy._added = self._gone.copy(), self._added.copy()
         return copy
@@ -78,6 +78,17 @@ class Layered(MutableMapping[str, V]):
     def values(self) -> _Values[V]:
         """As `dict.values`."""
         return _Values(self)
+
+    def items(self) -> _Items[V]:
+        """As `dict.items`."""
+        return _Items(self)
+
+
+class _Items(ItemsView[str, V]):
+    _mapping: Layered[V]
+
+    def __iter__(self) -> Iterator[tuple[str, V]]:
+        return zip(self._mapping, self._mapping.values(), strict=True)
 
 
 class _Values(ValuesView[V]):

@@ -166,15 +166,13 @@ class _Search:
         self.place, self.is_local = handle.place, handle.is_local
         self.usage: Usage | None = None
         self.started = time.perf_counter()
-        # `time.monotonic()` when the search itself began
-        self.begun_s = 0.0
         self.matched: int | None = None
         self._ended = False
 
     def count(self, usage: Usage) -> None:
         """Count the requests with `usage`, which refuses them after the search has ended."""
         with self.scan.lock:
-            self.begun_s, self.usage = time.monotonic(), usage
+            self.usage = usage
             if self._ended:
                 usage.max_requests = 0
         self.scan.usages.append(usage)
@@ -362,6 +360,8 @@ class FileReader:
                 wait_s = left_s if wait_s is None else min(left_s, wait_s)
             ended = self._ended(scan, searching, wait_s)
             if not ended and left_s is not None and run.remaining_s() == 0:
+                # also for later lookups
+                self._left(searching)
                 for search in searching.values():
                     search.end_late()
                 searching.clear()
@@ -398,6 +398,7 @@ class FileReader:
         for index in list(self._running):
             if indexes.away(index) is None and (hanging := self._hanging(index, indexes.patience_s)):
                 indexes.leave(index, partial(self._are_over, index, hanging))
+            if self._running[index] and indexes.away(index) is not None:
                 # lookups in other indexes need the threads
                 self._shares[index].replace_threads()
         for future, search in list(searching.items()):
@@ -410,7 +411,7 @@ class FileReader:
     def _hanging(self, source: str, patience_s: float) -> set[_Search]:
         """Return the searches in an index if it does not respond to any of them; else none."""
         usages = {one: one.usage for one in list(self._running[source]) if one.usage is not None}
-        if not self._silences[source].lasts([(one.begun_s, usage) for one, usage in usages.items()], patience_s):
+        if not self._silences[source].lasts(usages.values(), patience_s):
             return set()
         return {one for one, usage in usages.items() if usage.under_way}
 

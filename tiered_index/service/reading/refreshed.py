@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
@@ -42,26 +42,46 @@ Begin: TypeAlias = Callable[[Callable[[], object]], Future[object]]
 """Runs a call in another thread."""
 
 
+class Readings:
+    """The readings of one storage, which may wait for each other: those that run now, and when the last one ended."""
+
+    def __init__(self) -> None:
+        self.running: set[Reading[Any]] = set()
+        self.ended_s = 0.0
+
+
 class Reading(Generic[T]):
     """A refresh or opening in another thread, begun by `begin`. Raises as `begin`."""
 
-    def __init__(self, begin: Callable[[Callable[[], T]], Future[T]], call: Callable[[], T]) -> None:
+    def __init__(
+        self, begin: Callable[[Callable[[], T]], Future[T]], call: Callable[[], T], group: Readings | None = None
+    ) -> None:
         # None: the call still waits for a thread
         self._started_s: float | None = None
         self._call, self._usage, self._silence = call, Usage(), Silence()
+        self._group = group or Readings()
         self.ends = begin(self._run)
 
     def _run(self) -> T:
         self._started_s = time.monotonic()
-        with active_context().counting(self._usage).active():
-            return self._call()
+        self._group.running.add(self)
+        try:
+            with active_context().counting(self._usage).active():
+                return self._call()
+        finally:
+            self._group.ended_s = time.monotonic()
+            self._group.running.discard(self)
 
     def is_silent(self, patience_s: float) -> bool:
-        """Return whether the storage has not responded for `patience_s`, or the call waits so long for a lock."""
+        """Return whether the storage has not responded for `patience_s` to this reading, or to the one before it."""
         if (started_s := self._started_s) is None:
             return False
-        is_late = time.monotonic() - started_s >= patience_s
-        return self._silence.lasts([(started_s, self._usage)], patience_s) or (is_late and not self._usage.requests)
+        if self._usage.requests:
+            return self._silence.lasts([self._usage], patience_s)
+        if time.monotonic() - max(started_s, self._group.ended_s) < patience_s:
+            return False
+        # it waits for the lock of another one
+        return all(one.is_silent(patience_s) for one in list(self._group.running) if one._usage.requests)
 
 
 class Refreshed(ABC):
@@ -79,6 +99,7 @@ class Refreshed(ABC):
         # whether the searches that hung when the storage was left are over
         self._hanging: list[Callable[[], bool]] = []
         self._leaving = threading.Lock()
+        self._readings = Readings()
         self._clock = clock
         self._interval_s = interval_s
         self._prices = prices
@@ -110,14 +131,14 @@ class Refreshed(ABC):
             return None
         is_new = self._refresh is None or self._refresh.ends.done()
         if self._refresh is None or is_new:
-            self._refresh = Reading(begin, self.refresh_due)
+            self._refresh = Reading(begin, self.refresh_due, self._readings)
         return self._refresh, is_new
 
     def new_refresh(self, begin: Begin) -> Reading[object]:
         """Begin a refresh that raises its error. While the storage is away, one is under way at most."""
         with self._beginning:
             if self._away is None or self._asked is None or self._asked.ends.done():
-                self._asked = Reading(begin, self.refresh)
+                self._asked = Reading(begin, self.refresh, self._readings)
             return self._asked
 
     @property

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait
 from functools import partial
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer, check_descriptor, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts, source_number
-from tiered_index.service.reading.refreshed import Refreshed, unread
+from tiered_index.service.reading.refreshed import Reading, Refreshed, unread
 from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import ASIDE, Marker, Root, allow_many_files
 from tiered_index.service.root.seen import Seen, SeenFile
@@ -88,7 +88,7 @@ class IndexView(Refreshed):
         self._shown = LogState()
         self._joining = threading.Lock()
         # a read of the log that has not begun
-        self._waiting: Future[LogState] | None = None
+        self._waiting: Reading[LogState] | None = None
         self._closed = False
         self._root: Root | None = None
         self._root_view: RootView | None = None
@@ -263,25 +263,28 @@ class IndexView(Refreshed):
         left_s = remaining_s()
         if left_s is None and math.isinf(self.patience_s):
             return self.refresh()
-        half_s = math.inf if left_s is None else left_s / 2
-        until_s = time.monotonic() + min(half_s, self.patience_s)
+        until_s = math.inf if left_s is None else time.monotonic() + left_s / 2
         while True:
             with self._joining:
                 reading = self._waiting
                 mine = reading is None
                 if reading is None:
-                    reading = self._waiting = self._parts.begin(self._read_for_all)
+                    reading = self._waiting = Reading(self._parts.begin, self._read_for_all, self._readings)
+            while True:
+                pause_s = min(self.patience_s / 4, until_s - time.monotonic())
+                if wait([reading.ends], max(0.0, pause_s)).done:
+                    break
+                if reading.is_silent(self.patience_s):
+                    self._parts.threads.replace_thread(reading.ends)
+                    raise self.leave()
+                if time.monotonic() >= until_s:
+                    raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}")
             try:
-                return reading.result(max(0.0, until_s - time.monotonic()))
+                return reading.ends.result()
             except BudgetExceeded:
                 if mine:
                     raise
                 # the budget of the lookup that began the read: this one has its own
-            except TimeoutError as error:
-                if self.patience_s < half_s:
-                    self._parts.threads.replace_thread(reading)
-                    raise self.leave() from error
-                raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
     def leave(self, are_over: Callable[[], bool] | None = None) -> TieredIndexError:
         """As `Refreshed`. Reads under way leave their threads and places to the other indexes."""

@@ -90,11 +90,9 @@ class DaemonPool:
     """Runs calls in up to `threads` threads, started when needed. They end when the pool is closed or collected."""
 
     def __init__(self, threads: int, name: str) -> None:
-        self._most = threads
+        self._threads = threads
         self._name = name
         self._closed = False
-        # calls whose thread was replaced
-        self._replaced: set[Future[Any]] = set()
         self._begin()
         _pools.add(self)
 
@@ -105,6 +103,9 @@ class DaemonPool:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
+        self._most = self._threads
+        # calls whose thread was replaced
+        self._replaced: set[Future[Any]] = set()
         self._work = _Work()
         self._end = weakref.finalize(self, self._work.end)
         self._end.atexit = False

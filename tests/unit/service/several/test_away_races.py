@@ -114,6 +114,52 @@ def test_four_of_twenty_whose_reads_hang_keep_no_thread_from_the_others(tmp_path
         assert len(names) <= 8
 
 
+def test_refreshes_that_leave_indexes_replace_the_threads_of_their_searches(tmp_path, prefix, hangs, clock):
+    """The searches hang since earlier lookups, which have ended at their deadline."""
+    made = Cluster(tmp_path)
+    for number in range(8):
+        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    aways = set(made.uris[:4])
+    settings = {"refresh_interval_s": 10, "source_timeout_s": SHORT_S, "query_threads": 4, "block_cache_bytes": 0}
+    with made.reader(clock=clock, **settings) as reader:
+        for away in aways:
+            hangs(away, "get_range", times=None)
+            hangs(away, "list", name_prefix="log/", times=None)
+        for _ in range(4):
+            # the rest of the searches has no thread
+            assert sources(ask(reader, timeout_s=0.05)) >= aways
+        clock.advance(11)
+        assert isinstance(beside(reader.refresh)(), StorageUnavailable)
+        asking = beside(lambda: ask(reader))
+        assert asking.ended(20 * SHORT_S)
+        assert sources(asking.value) == aways
+
+
+def test_lookups_with_a_very_short_timeout_leave_a_hanging_index(cluster, hangs, clock):
+    away = cluster.uris[1]
+    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=2) as reader:
+        hangs(away, "get_range", times=None)
+        end_s = time.monotonic() + 3 * SHORT_S
+        while time.monotonic() < end_s:
+            answer = ask(reader, timeout_s=SHORT_S / 10)
+        assert sources(answer) == {away}
+        assert cluster.answers(answer) == cluster.expected([uri for uri in cluster.uris if uri != away])
+
+
+def test_a_refresh_that_waits_for_another_one_is_not_silent(cluster, reading, clock):
+    slow = cluster.uris[1]
+    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
+        for number in range(8):
+            cluster.add(slow, rows(200 + number, 2))
+        reading[slow] = lambda: time.sleep(SHORT_S / 3)
+        clock.advance(11)
+        asking = beside(lambda: ask(reader))
+        time.sleep(SHORT_S / 3)
+        # waits for the lock of the first one
+        assert not isinstance(beside(reader.refresh)(), Exception)
+        assert cluster.answers(asking()) == cluster.expected()
+
+
 def test_answers_while_an_index_is_away_keep_no_frames(cluster, hangs, clock):
     """Each raise of one error would add the frames of its lookup to the error's traceback."""
     away = cluster.uris[1]
