@@ -273,8 +273,17 @@ def test_partitions_that_can_not_be_read_do_not_keep_others_out_of_the_archive(
     assert offsets(index) == [(number, n) for number in range(PARTITIONS) for n in range(5)]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("again", ["in the same process", "after a crash"])
+@pytest.mark.parametrize(
+    ("again", "when"),
+    [
+        ("in the same process", "after"),
+        ("after a crash", "before"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("in the same process", "before"), ("after a crash", "after"))
+        ),
+    ],
+)
 def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, producing, topic, tmp_path, when, again):
     producing.send(topic, packet(40))
     settings = {"slots": 97, "items": 5_000, "background": False}
