@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -79,6 +81,19 @@ def test_right_answers_are_counted(year):
 def test_a_wrong_answer_ends_the_run(year, wrong, problem):
     with pytest.raises(RuntimeError, match=problem):
         _check(year, wrong(_answers()))
+
+
+@pytest.mark.slow
+def test_every_step_of_a_small_year_runs_and_its_answers_are_right(tmp_path):
+    out = tmp_path / "year.json"
+    options = ("--entries", 100_000, "--root-dir", tmp_path / "work", "--out", out, "--json")
+    done = run_here("billion", *options, program=command.main, timeout=1800)
+    assert done.code == 0, done
+    (steps,) = json.loads(out.read_text())["sizes"].values()
+    assert steps["million keys"]["keys_checked"] == steps["million keys, one process's index"]["keys_checked"]
+    assert steps["erase a key"]["erased_entries"] > 100
+    assert list((tmp_path / "work").iterdir()) == []
+    assert "| build |" in billion_page.part({100_000: steps})
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path):

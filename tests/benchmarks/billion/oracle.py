@@ -120,6 +120,16 @@ def hottest(folder: Path) -> tuple[str, str, int]:
         return found
 
 
+def older(folder: Path, second: int, topic: str, key: str) -> int:
+    """Return the number of messages before `second`, without those of a key."""
+    with _database(folder) as db:
+        found: int = db.execute(
+            "SELECT count(*) FROM source WHERE timestamp_ms < ? AND NOT (topic = ? AND key = ?)",
+            [second * 1000, topic, key],
+        ).fetchone()[0]
+        return found
+
+
 def check(folder: Path, answers: Path) -> dict[str, int]:
     """Compare the answers of a bulk lookup with the source; return how many keys and entries were compared.
 

@@ -140,11 +140,17 @@ class Run:
         figures, document = self._run(BY_SPARK, "erase", "--topic", topic, "--key", key, "--now", "--yes")
         left = self._run(BY_SPARK, "query", topic, key)[1]["items"]
         self._require(len(left), 0, "entries of the erased key")
+        self._require(document["entries_removed"], count, "erased entries")
         return {**figures, **_requests(document), "erased_entries": count, "status": document["status"]}
 
     def _expire(self) -> dict[str, Any]:
-        age_s = int(time.time()) - (BEGIN_S // (30 * DAY_S) + 1) * 30 * DAY_S
-        return self._command(BY_SPARK, "expire", "--set", f"retention.age_s={age_s}s", "--yes")
+        # the begin of a window, so that whole tables expire
+        second = (BEGIN_S // (30 * DAY_S) + 1) * 30 * DAY_S
+        retention = f"retention.age_s={int(time.time()) - second}s"
+        figures, document = self._run(BY_SPARK, "expire", "--set", retention, "--yes")
+        topic, key, _ = oracle.hottest(self.folder)
+        self._require(document["entries"], oracle.older(self.folder, second, topic, key), "expired entries")
+        return {**figures, **_requests(document)}
 
     def _put(self) -> dict[str, Any]:
         figures = self._module("alone", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
