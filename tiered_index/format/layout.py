@@ -132,7 +132,8 @@ class Layout:
         """Return the layout of a document of `to_json`. Raises `ConfigError` or `SchemaMismatch` if it is invalid."""
         try:
             return _read(json.dumps(document))
-        except Malformed as error:
+        # RecursionError: the document is nested as deeply as its parser allowed
+        except (Malformed, RecursionError) as error:
             raise ConfigError(f"not a layout: {error}") from error
 
 
