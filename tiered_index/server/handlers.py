@@ -1,6 +1,6 @@
 """Base of the request handlers: runs a call of the library in a thread, within bounds, and returns the answer as bytes.
 
-Threads: handlers run on the event loop, and never wait there for a lock, a disk or a storage.
+Threads: handlers run on the event loop, and never wait there for a storage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The handlers of lookups, messages and topics: the library answers, and the answer is sent as bytes.
 
-A call of the library runs in a thread, unless local files have the answer (`IndexService.query_nowait`).
+A call of the library runs in a thread, unless memory has the answer (`IndexService.query_nowait`).
 Models of `parameters` check requests, and `wire` encodes answers. Each lookup, also a failed one, is counted and
-written to the audit log. Threads: handlers run on the event loop and never wait there for a disk or a storage.
+written to the audit log. Threads: handlers run on the event loop and never wait there for a storage.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class LookupHandlers(Handlers):
         encoded: Callable[[QueryResult], Document],
         claim: int,
     ) -> Response | None:
-        """Return the answer if local files have it: a thread takes longer. None: the lookup needs a thread."""
+        """Return the answer if memory has it: a thread takes longer. None: the lookup needs a thread."""
         writer, reservation = self.served.writer, request.state.reservation
         # writing the audit log may wait for a disk
         if writer is None or self.served.audit.is_on or asked.max_count > _FEW:

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
-# Most files of a lookup that does not wait: some 10 us for each are spent on their reports
+# Most files of a lookup that does not wait, because each takes time for its report
 _FILES_NOW = 500
 # Longest wait for an interrupted opening, or for the close of a forgotten index, to release the root
 _PATIENCE_S = 5.0
@@ -395,7 +395,8 @@ class IndexService(Lookups[ItemT]):
     ) -> QueryResult[ItemT] | None:
         """Return the answer of `query` if it is in memory; None: call `query`.
 
-        The call takes microseconds, so an event loop may make it. It also returns None in these cases:
+        The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
+        from the disk. The call also returns None in these cases:
 
         - The buffer has entries, or the list of files has changed since the last `query`.
         - The index has more than 500 files.
