@@ -108,6 +108,9 @@ cdef struct Columns:
     const int64_t *table
     const int64_t *line
     Py_ssize_t line_size
+    # the topic ids that the runs number; none if they have the ids themselves
+    const int32_t *topics
+    uint64_t topic_count
     int64_t base
     int64_t header
 
@@ -117,5 +120,6 @@ cdef int64_t find_in_run(
     const int64_t *wanted, Py_ssize_t asked_count, const Columns *of, uint8_t *items, int64_t stride, int64_t room
 ) noexcept nogil
 cdef int set_columns(
-    Columns *of, const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t base, int64_t size
+    Columns *of, const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, const int32_t[::1] topics,
+    int64_t base, int64_t size
 ) except -1

@@ -35,8 +35,16 @@ def filter_hash(value: int) -> int: ...
 def block_may_hold(block: bytes, low: int) -> bool: ...
 def match(stored: Int32, wanted: Int32, starts: Int64, items: Int64, first: Int64, counts: Int64) -> int: ...
 def pack_items(
-    data: UInt8, starts: Int64, base: int, of_keys: int, columns: Int64, line: Int64, packed: UInt8, ends: Int64
-) -> None: ...
+    data: UInt8,
+    starts: Int64,
+    base: int,
+    of_keys: int,
+    columns: Int64,
+    line: Int64,
+    topics: Int32,
+    packed: UInt8,
+    ends: Int64,
+) -> bool: ...
 def find_items(
     words: UInt64,
     runs: Int64,
@@ -46,6 +54,7 @@ def find_items(
     of_keys: int,
     columns: Int64,
     line: Int64,
+    topics: Int32,
     items: UInt8,
     counts: Int64,
 ) -> int: ...
@@ -60,6 +69,7 @@ def find_one(
     of_keys: int,
     columns: Int64,
     line: Int64,
+    topics: Int32,
     items: UInt8,
 ) -> int: ...
 

@@ -32,6 +32,8 @@ cdef enum:
     # bytes of a message's row without further columns, and its bytes in memory without the key
     MESSAGE = 28
     ROW_BYTES = 160
+    # the place of the topic among the columns of packed runs
+    TOPIC_COLUMN = 1
 
 
 # the powers 255 to 0 of 31 (Java's hash) and of 0x9E3779B1 (the fingerprint), modulo 2**32
@@ -360,7 +362,8 @@ def match(
 
 
 # Packed runs. A row of `columns`, in stored order, is: the bytes of the least value in a run's header (negative if that
-# has a sign), the place in an item, the bytes in an item.
+# has a sign), the place in an item, the bytes in an item. `topics` are the rising ids that the runs number; if there are
+# none, the runs have the ids themselves.
 
 
 cdef inline uint64_t ones(uint64_t width) noexcept nogil:
@@ -403,11 +406,15 @@ cdef inline void write_columns(
             value >>= 8
 
 
-cdef int check_columns(const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t size) except -1:
-    """Check that `columns` and `line` are safe for the loops; items have `size` bytes."""
+cdef int check_columns(
+    const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, const int32_t[::1] topics, int64_t size
+) except -1:
+    """Check that `columns`, `line` and `topics` are safe for the loops; items have `size` bytes."""
     cdef Py_ssize_t column
     if columns.shape[1] != 3 or not 0 < of_keys <= columns.shape[0] - 2 or line.shape[0] < 4 or not 0 <= line[1] < 63:
         fail("columns or line are not as they are stored")
+    if topics.shape[0] and of_keys <= TOPIC_COLUMN:
+        fail("keys have no topic")
     for column in range(columns.shape[0]):
         if not 1 <= columns[column, 2] <= 8 or not 1 <= labs(columns[column, 0]) <= 8:
             fail("a column has 1 to 8 bytes")
@@ -443,6 +450,18 @@ cdef int64_t pack_rows(
     return at
 
 
+cdef int64_t number_of(const int32_t *topics, int64_t count, int32_t topic) noexcept nogil:
+    """Return the place of a topic among rising ids; -1 if it is not there."""
+    cdef int64_t low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if topics[middle] < topic:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < count and topics[low] == topic else -1
+
+
 def pack_items(
     const uint8_t[:, ::1] data,
     const int64_t[::1] starts,
@@ -450,17 +469,19 @@ def pack_items(
     int64_t of_keys,
     const int64_t[:, ::1] columns,
     const int64_t[::1] line,
+    const int32_t[::1] topics,
     uint8_t[::1] packed,
     int64_t[::1] ends,
 ):
     """Write packed runs one after the other to `packed`, and the end of each to `ends`.
 
     `data` has the bytes of the items. `starts` has the first item of each run, then the end of the last. `packed` must
-    have space for headers, marks, and 64 bits per column and item.
+    have space for headers, marks, and 64 bits per column and item. Return whether `topics` has each item's topic.
     """
     cdef Py_ssize_t runs = ends.shape[0], run, column, width_of = columns.shape[0], room = 0
     cdef int64_t most = 0, count, item, n, at = 0, key, byte, size, number, header = 5, bit
     cdef uint64_t quotients, value, before, first, rank, turned, low, high, width
+    cdef int32_t topic
     cdef uint64_t[64] least
     cdef uint64_t[64] widths
     cdef uint64_t *of_items
@@ -469,8 +490,11 @@ def pack_items(
     cdef uint8_t *is_new
     cdef uint8_t marks
     cdef const uint8_t *place
-    cdef bint new, is_ranked
-    check_columns(columns, of_keys, line, data.shape[1])
+    cdef bint new, is_ranked, has_all = True
+    # numbers of some topics, by the lower bits of their ids; -1: unknown
+    cdef int32_t[256] known_ids
+    cdef int64_t[256] known
+    check_columns(columns, of_keys, line, topics, data.shape[1])
     if width_of > 64 or starts.shape[0] != runs + 1 or base <= 0 or starts[0] != 0 or starts[runs] > data.shape[0]:
         fail("runs are not as they are stored")
     for column in range(width_of):
@@ -491,6 +515,8 @@ def pack_items(
         raise MemoryError
     keys = of_items + width_of * most
     quotients = <uint64_t>0x7FFFFFFF // <uint64_t>base + 1
+    for item in range(256):
+        known_ids[item], known[item] = 0, -1
     with nogil:
         for run in range(runs):
             count, n = starts[run + 1] - starts[run], 0
@@ -513,6 +539,13 @@ def pack_items(
                 if new:
                     for column in range(of_keys):
                         keys[column * most + n] = of_items[column * most + item]
+                    if topics.shape[0]:
+                        topic = <int32_t>keys[TOPIC_COLUMN * most + n]
+                        number = topic & 255
+                        if known[number] < 0 or known_ids[number] != topic:
+                            known_ids[number], known[number] = topic, number_of(&topics[0], topics.shape[0], topic)
+                            has_all &= known[number] >= 0
+                        keys[TOPIC_COLUMN * most + n] = <uint64_t>known[number]
                     n += 1
             # keys become steps from rank to rank, if ranks rise and no hash is negative
             is_ranked, before, first = True, 0, 0
@@ -571,6 +604,7 @@ def pack_items(
             ends[run] = at
         free(of_items)
         free(is_new)
+    return has_all
 
 
 cdef inline int64_t marked(const uint64_t *words, uint64_t bit, int64_t count, int64_t number) noexcept nogil:
@@ -612,7 +646,8 @@ cdef int64_t find_in_run(
 ) noexcept nogil:
     """Write the items of one packed run whose key's rank is among the rising `wanted`; all if `asked_count` is -1.
 
-    Return their number, or -1 if the run is malformed or its hashes are not by rank, or -2 if `room` is too small.
+    Return their number, or -1 if the run is malformed, its hashes are not by rank or such a key has no topic, or -2 if
+    `room` is too small.
     """
     cdef int64_t quotients = <int64_t>0x7FFFFFFF // of.base + 1
     cdef int64_t keys, key_bits = 0, item_bits = 0, marks_at, items_at, rank, asked, key, first, item, total = 0
@@ -699,6 +734,10 @@ cdef int64_t find_in_run(
             for column in range(1, of.of_keys):
                 values[column] = bits_at(words, at, masks[column]) + least[column]
                 at += widths[column]
+            if of.topic_count:
+                if values[TOPIC_COLUMN] >= of.topic_count:
+                    return -1
+                values[TOPIC_COLUMN] = <uint64_t><int64_t>of.topics[values[TOPIC_COLUMN]]
             for item in range(first, stop):
                 at = 8 * items_at + item * item_bits
                 for column in range(of.of_keys, of.count):
@@ -712,14 +751,16 @@ cdef int64_t find_in_run(
 
 
 cdef int set_columns(
-    Columns *of, const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t base, int64_t size
+    Columns *of, const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, const int32_t[::1] topics,
+    int64_t base, int64_t size
 ) except -1:
     cdef Py_ssize_t column
-    check_columns(columns, of_keys, line, size)
+    check_columns(columns, of_keys, line, topics, size)
     if columns.shape[0] > 64 or base <= 0:
         fail("runs are not as they are stored")
     of.count, of.of_keys, of.base, of.header = columns.shape[0], of_keys, base, 5
     of.table, of.line, of.line_size = &columns[0, 0], &line[0], line.shape[0]
+    of.topics, of.topic_count = &topics[0] if topics.shape[0] else NULL, <uint64_t>topics.shape[0]
     for column in range(of.count):
         of.header += 1 + labs(columns[column, 0])
     return 0
@@ -734,6 +775,7 @@ def find_items(
     int64_t of_keys,
     const int64_t[:, ::1] columns,
     const int64_t[::1] line,
+    const int32_t[::1] topics,
     uint8_t[:, ::1] items,
     int64_t[::1] counts,
 ):
@@ -746,7 +788,7 @@ def find_items(
     cdef Py_ssize_t run, asked_count = -1 if wanted is None else wanted.shape[0]
     cdef int64_t total = 0, found = 0
     cdef Columns of
-    set_columns(&of, columns, of_keys, line, base, items.shape[1])
+    set_columns(&of, columns, of_keys, line, topics, base, items.shape[1])
     if runs.shape[1] != 3 or counts.shape[0] < runs.shape[0] or not words.shape[0]:
         fail("there are fewer counts than runs, or no words")
     with nogil:
@@ -774,12 +816,13 @@ def find_one(
     int64_t of_keys,
     const int64_t[:, ::1] columns,
     const int64_t[::1] line,
+    const int32_t[::1] topics,
     uint8_t[:, ::1] items,
 ):
     """Write the items of one normal hash in one run. Return as `find_items`; -2 if `items` is too small."""
     cdef int64_t wanted
     cdef Columns of
-    set_columns(&of, columns, of_keys, line, base, items.shape[1])
+    set_columns(&of, columns, of_keys, line, topics, base, items.shape[1])
     if not words.shape[0] or key_hash < 0:
         fail("there are no words, or the hash is not normal")
     wanted = key_hash % base * (<int64_t>0x7FFFFFFF // base + 1) + key_hash // base

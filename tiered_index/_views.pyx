@@ -771,6 +771,7 @@ cdef class LocalFile:
     cdef const int32_t[::1] heads
     cdef const int64_t[:, ::1] columns
     cdef const int64_t[::1] line
+    cdef const int32_t[::1] topics
 
     def __init__(self, RowForm form not None, data, dict ids, int rule, int64_t begin_s, int64_t slots):
         self.form, self.ids = form, ids
@@ -825,8 +826,8 @@ cdef class LocalFile:
         if self.file.kind:
             return False
         if packing is not None:
-            of_keys, self.columns, self.line = packing
-            set_columns(&self.file.columns, self.columns, of_keys, self.line, slots, self.form.item_size)
+            of_keys, columns, line, topics = packing
+            self.pack(of_keys, columns, line, topics, slots)
         self.ids, self.file.begin_s, self.file.size, self.groups = ids, begin_s, size, rows
         self.file.group_count, self.file.groups = rows.shape[0] // GROUP, &self.groups[0]
         if not self.file.is_shard:
@@ -921,14 +922,19 @@ cdef class LocalFile:
         self.file.kind = PLAIN
         return self
 
-    def with_packing(self, int64_t of_keys, columns, line):
+    def with_packing(self, int64_t of_keys, columns, line, topics):
         """Make this a file of packed items, with the arguments of `find_items`. Return it."""
         if self.file.kind != PLAIN:
             fail("packed items lie in groups")
-        self.columns, self.line = columns, line
-        set_columns(&self.file.columns, self.columns, of_keys, self.line, self.file.slots, self.form.item_size)
+        self.pack(of_keys, columns, line, topics, self.file.slots)
         self.file.kind = PACKED
         return self
+
+    cdef int pack(self, int64_t of_keys, columns, line, topics, int64_t slots) except -1:
+        self.columns, self.line, self.topics = columns, line, topics
+        return set_columns(
+            &self.file.columns, self.columns, of_keys, self.line, self.topics, slots, self.form.item_size
+        )
 
 
 cdef object new = object.__new__

@@ -1,4 +1,4 @@
-"""Our own packed files do not change: a table's shard and a native file, each also with further columns.
+"""Our own packed files do not change: a table's shard and a native file, each also with further columns or far topic ids.
 
 `packed/` has the files, and the answers to lookups of some keys. If the format's version changes, run this file as a
 program to write them again.
@@ -20,11 +20,11 @@ from tiered_index import KeyedIndexItem, column
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import code_units, fingerprint, hash_batch, key_hash
 from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
-from tiered_index.format.time_line import TimeLine
-from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 
 FOLDER = Path(__file__).parent / "packed"
@@ -40,19 +40,23 @@ class ParcelItem(KeyedIndexItem):
     label: bytes = column("S11", default=b"")
 
 
-SCHEMAS = {"fixed": NATIVE.schema, "extended": Schema.of(ParcelItem)}
+SCHEMAS = {"fixed": NATIVE.schema, "extended": Schema.of(ParcelItem), "numbered": NATIVE.schema}
+IDS = {"fixed": (1, 2), "extended": (1, 2), "numbered": (2**30 + 77, 2**31 - 9)}
 NAMES = [f"{kind}_{schema}" for kind in ("table", "native") for schema in SCHEMAS]
 
 
-def entries_of(schema: Schema) -> npt.NDArray[Any]:
-    """Return the entries in order of insertion: a hot key, keys of eight entries, keys of one; some are late."""
+def entries_of(schema: Schema, ids: tuple[int, int]) -> npt.NDArray[Any]:
+    """Return the entries in order of insertion: a hot key, keys of eight entries, keys of one; some are late.
+
+    `ids` are those of `TOPICS`.
+    """
     number = np.arange(COUNT)
     keys = ["hot" if n % 30 == 0 else f"eight-{n // 8 % 40}" if n % 2 else f"one-{n}" for n in number.tolist()]
     topics = number // 8 % 2
     hashes, fingerprints = hash_batch(TOPICS, topics, code_units(keys))
     entries = np.zeros(COUNT, schema.entry)
     entries["key_hash"], entries["fingerprint"] = hashes, fingerprints
-    entries["topic_id"] = 1 + topics
+    entries["topic_id"] = np.array(ids)[topics]
     entries["queue_id"] = number * 5 % 8
     entries["size"] = 200 + number * 7919 % 800
     entries["offset"] = 2**40 + np.cumsum(entries["size"].astype(np.int64))
@@ -65,9 +69,10 @@ def entries_of(schema: Schema) -> npt.NDArray[Any]:
 
 def made(name: str) -> bytes:
     """Return the file that our writers make."""
-    kind, schema = name.split("_")[0], SCHEMAS[name.split("_")[1]]
-    entries, slots = entries_of(schema), SlotMap(50, split=2)
-    layout, topics = Layout(NATIVE, schema, slots.base, 1000), dict(enumerate(TOPICS, 1))
+    kind, form = name.split("_")
+    schema, ids = SCHEMAS[form], IDS[form]
+    entries, slots = entries_of(schema, ids), SlotMap(50, split=2)
+    layout, topics = Layout(NATIVE, schema, slots.base, 1000), dict(zip(ids, TOPICS, strict=True))
     if kind == "native":
         about = {"file_id": name, "topics": tuple(topics.items()), "source_positions": {"store-a": 4096}}
         end_ms = BEGIN_MS + 4000 * COUNT
@@ -80,7 +85,8 @@ def made(name: str) -> bytes:
     items["time_diff_s"] += 400
     items = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, schema)]
     times = BEGIN_MS, BEGIN_MS + 3_599_999
-    writer = ShardWriter(layout, slots, (0, slots.slots), *times, COUNT, TimeLine.through(items))
+    options = PackingOptions.of(items, topics, COUNT)
+    writer = ShardWriter(layout, slots, (0, slots.slots), *times, COUNT, options)
     parts = [writer.begin(), bytes(writer.add(items))]
     more = {"table": "0123456789abcdef", "window_s": 3600, "sequence": 7}
     return b"".join([*parts, writer.finish(name, "test", "commitlog", topics, more)])
@@ -114,6 +120,11 @@ def test_the_stored_files_pass_verify_and_answer(name: str) -> None:
     found = answers(data)
     assert found == json.loads((FOLDER / "answers.json").read_text())[name]
     assert [len(rows) for key, rows in found.items() if key.startswith("orders")] == [9, 8, 0, 1, 1, 0]
+    trailer = parse_trailer(data, name, len(data))
+    kind, form = name.split("_")
+    assert trailer.metadata.more["packed"].get("topics", []) == (list(IDS[form]) if form == "numbered" else [])
+    version = int.from_bytes(data[8 - TAIL_SIZE : 12 - TAIL_SIZE], "big")
+    assert version == (5 if form == "numbered" else 3 if kind == "table" else 4)
 
 
 @pytest.mark.parametrize("name", NAMES)

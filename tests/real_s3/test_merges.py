@@ -35,14 +35,14 @@ DAY_S = 86_400
 _MERGE = f"""
 import sys
 from tiered_index.clock import SystemClock
-from tiered_index.format.time_line import TimeLine
+from tiered_index.format.packed import PackingOptions
 from tiered_index.service.merge import task
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 # packed, the table would be smaller than a part
-TimeLine.through = lambda items: None
+PackingOptions.of = lambda items, topics, most: None
 task._PART_BYTES = {PART_BYTES}
 with open_storage(sys.argv[1]) as storage:
     log = StorageLog(storage, SystemClock())

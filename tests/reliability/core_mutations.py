@@ -39,10 +39,10 @@ from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.journal import Journal
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.metadata import Metadata
+from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import row_form
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import compiled_views, crc32
@@ -59,7 +59,7 @@ from tiered_index.types import Lookup
 
 T = 1_700_000_000
 _TOTAL = 1_000_000
-TOPICS = {0: "t", 1: "u", 2: "t"}
+TOPICS = {0: "t", 2**30: "u", 2: "t"}
 # two of them have the same Java hash; others have a negative one
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
 _FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE, "filter": NATIVE}
@@ -88,6 +88,7 @@ def _entries(random: Random, layout: Layout, count: int) -> Any:
     rng = np.random.default_rng(random.randrange(2**32))
     numbers = [lookup_numbers("t", KEYS[number]) for number in rng.integers(0, len(KEYS), count)]
     columns = {name: rng.integers(0, 3, count) for name in ("topic_id", "queue_id", "size")}
+    columns["topic_id"] = np.array([*TOPICS])[columns["topic_id"]]
     columns["offset"] = np.sort(rng.integers(0, 10**6, count))
     columns["fingerprint"] = np.array([fingerprint for *_, fingerprint in numbers], np.uint32)
     hashes, seconds = np.array([key_hash for key_hash, *_ in numbers], np.int32), T + columns["offset"] // 2_000
@@ -115,9 +116,9 @@ def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
             for name in items.dtype.names or ():
                 items[name] = entries[name]
             items = items[answer_sorted(items, T + items["time_diff_s"].astype(np.int64), slots, layout.schema)]
-            line = TimeLine.through(items) if random.random() < 0.8 else None
+            options = PackingOptions.of(items, TOPICS, 10**6) if random.random() < 0.8 else None
             times = T * 1000, T * 1000 + 3_599_999
-            writer = ShardWriter(layout, slots, (0, slots.slots), *times, count, line)
+            writer = ShardWriter(layout, slots, (0, slots.slots), *times, count, options)
             parts = [writer.begin(), bytes(writer.add(items))]
             data = b"".join([*parts, writer.finish("table", "", "", TOPICS, {"table": "table"})])
         else:

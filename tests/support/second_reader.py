@@ -110,6 +110,8 @@ def _items(run: bytes, count: int, about: dict) -> list[bytes]:
     for number, item in enumerate(rows(of_items, count)):
         which += first >> number & 1
         row = keys[which] | item
+        if "topics" in about["packed"]:
+            row["topic_id"] = about["packed"]["topics"][row["topic_id"]]
         row["time_diff_s"] += _line(line, _signed(row["offset"]))
         found.append(b"".join((row[name] % 2 ** (8 * size)).to_bytes(size, "big") for name, size, _ in columns))
     assert (which, at) == (n - 1, len(run))

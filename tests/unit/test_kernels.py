@@ -15,7 +15,7 @@ from tiered_index.format.bloom import FilterBuilder, block_may_hold, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import code_units, hash_batch, lookup_numbers
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
-from tiered_index.format.packed import Packing
+from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.unsealed import UnsealedTable
@@ -141,8 +141,9 @@ def test_matches(loops, seed, keys, kinds):
     counts=st.lists(st.integers(1, 70), min_size=1, max_size=4),
     most=st.sampled_from([2, 2**20, 2**63 - 1]),
     ordered=st.booleans(),
+    numbered=st.booleans(),
 )
-def test_packing(loops, seed, counts, most, ordered):
+def test_packing(loops, seed, counts, most, ordered, numbered):
     random, count = np.random.default_rng(seed), sum(counts)
     items = np.empty(count, KEYED_SCHEMA.item)
     for name in items.dtype.names:
@@ -151,7 +152,9 @@ def test_packing(loops, seed, counts, most, ordered):
         items[name] = random.integers(low, high, count)
     if ordered:
         items.sort(order="key_hash")
-    packing = Packing(KEYED_SCHEMA, 1 if ordered else 7, TimeLine.through(items))
+    topics = tuple(np.unique(items["topic_id"]).tolist()) if numbered else ()
+    options = PackingOptions(TimeLine.through(items), topics)
+    packing = Packing(KEYED_SCHEMA, 1 if ordered else 7, options)
 
     def make():
         packed = packing.pack(items, counts)

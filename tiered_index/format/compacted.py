@@ -35,10 +35,9 @@ from tiered_index.format.metadata import (
     topic_stats,
     topic_table,
 )
-from tiered_index.format.packed import Packing
+from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import newest_first, order_chunk, order_giant, pieces_of
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 from tiered_index.kernels import compiled, crc32
 
@@ -108,7 +107,8 @@ class Compaction:
         differences = entries["time_diff_s"]
         self.second_min = begin_ms // 1000 + int(differences.min())
         self.second_max = begin_ms // 1000 + int(differences.max())
-        self._line = TimeLine.through(entries) if packed else None
+        ids = [one.topic_id for one in self._topic_stats]
+        self._options = PackingOptions.of(entries, ids, n) if packed else None
         self.directory: Directory | None = None
         self.filter_bytes = filter_
 
@@ -137,13 +137,13 @@ class Compaction:
         header, slots_crc32 = self.header.pack(), 0
         more = {**about.pop("more", {}), "topic_stats": list(map(astuple, self._topic_stats))}
         yield header
-        if self._line is None:
+        if self._options is None:
             table = self.slot_table()
             slots_crc32 = crc32(table)
             yield table
             del table
         else:
-            more["packed"] = self._line.to_json()
+            more["packed"] = self._options.to_json()
         yield from self.arrays()
         assert self.directory is not None
         metadata = Metadata(
@@ -184,8 +184,8 @@ class Compaction:
 
         The items behind the last whole run of a piece wait for the next piece.
         """
-        schema, line = self.layout.schema, self._line
-        packing = None if line is None else Packing(schema, self.layout.slots, line)
+        schema, options = self.layout.schema, self._options
+        packing = None if options is None else Packing(schema, self.layout.slots, options)
         groups, owners, begins = self._runs()
         ends, blocks_of = np.append(begins[1:], self.count), groups["blocks"].tolist()
         lengths, crc32s, blocks = [0] * len(groups), [0] * len(groups), []

@@ -33,9 +33,8 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.packed import Packing
+from tiered_index.format.packed import Packing, read_options
 from tiered_index.format.slots import SlotMap
-from tiered_index.format.time_line import read_line
 
 Array = npt.NDArray[Any]
 
@@ -123,7 +122,7 @@ class Metadata:
         """The packing of the runs; None: they are plain."""
         if "packed" not in self.more:
             return None
-        return Packing(self.layout.schema, self.slot_map.base, read_line(self.more["packed"]))
+        return Packing(self.layout.schema, self.slot_map.base, read_options(self.more["packed"]))
 
     def items_of(self, data: bytes | memoryview, count: int, file: str) -> Array:
         """Return the `count` items (structured) of a run's verified bytes. Raises `CorruptFile`."""
@@ -136,6 +135,8 @@ class Metadata:
         """The format version that a reader must know."""
         if "packed" not in self.more:
             return self.layout.version
+        if self.more["packed"].get("topics"):
+            return 5
         return 3 if self.is_shard else 4
 
     @property
@@ -301,5 +302,5 @@ _MORE: Check[dict[str, Any]] = record(
     checksum=Optional(text("[0-9a-f]{1,16}"), ""),
     slot_map=Optional(SlotMap.from_json, None),
     topic_stats=Optional(rows_of(TOPIC_ID, COUNT, integer(-(2**62), 2**62), SECONDS, SECONDS), ()),
-    packed=Optional(read_line, None),
+    packed=Optional(read_options, None),
 )

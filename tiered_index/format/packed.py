@@ -2,6 +2,7 @@
 
 - Columns that the entries of a key share are stored once per key.
 - A hash is stored as the step from the key before, because entries rise by `hash_rank`.
+- A topic is stored as its number among the topics of the file, because their ids are far apart.
 - A time is stored as its distance from a line through the file's offsets and times, because both grow together.
 
 Unpacking returns the packed items byte for byte, in any order in which they were. The compiled core packs and unpacks.
@@ -11,18 +12,22 @@ Unpacking returns the packed items byte for byte, in any order in which they wer
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.documents import Malformed, Optional, integer, list_of, record
+from tiered_index.errors import InvalidArgument
 from tiered_index.format import packed_numpy
 from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.layout import MOST_ITEMS
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
-from tiered_index.format.time_line import TimeLine
+from tiered_index.format.time_line import LINE_FIELDS, TimeLine
 from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
@@ -31,6 +36,9 @@ UInt64 = npt.NDArray[np.uint64]
 
 # stored once per key, with the hash
 _OF_KEYS = ("topic_id", "fingerprint")
+# A list of topics must save this many bits for each: its id takes some 11 bytes of the metadata, and keys may have
+# several entries
+_BITS_PER_TOPIC = 512
 # bytes saved of an item's 28, about: hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
 _SAVED = 19
 # runs that are unpacked together: their memory fits the cache
@@ -46,6 +54,54 @@ def packed_bytes(schema: Schema, count: int) -> int:
     return count * (schema.item.itemsize - _SAVED)
 
 
+@dataclass(frozen=True)
+class PackingOptions:
+    """The part of a file's packing that its metadata has.
+
+    - `line`: estimates times from offsets.
+    - `topics`: the rising ids of the topics that its runs number. None: the runs have the ids themselves.
+    """
+
+    line: TimeLine
+    topics: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, items: Array, topics: Iterable[int], most: int) -> PackingOptions:
+        """Return the options for a file of `most` entries at most.
+
+        `items` are those of the file, or a sample. `topics` has the ids of all its items, or none.
+        """
+        ids = tuple(sorted(topics))
+        saved = (ids[-1] - ids[0]).bit_length() - (len(ids) - 1).bit_length() if ids else 0
+        return cls(TimeLine.through(items), ids if saved * most >= _BITS_PER_TOPIC * len(ids) else ())
+
+    @functools.cached_property
+    def topic_ids(self) -> npt.NDArray[np.int32]:
+        """The ids of `topics` (i32)."""
+        return _ids_of(self.topics)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as stored."""
+        return {**self.line.to_json(), **({"topics": self.topics} if self.topics else {})}
+
+
+# Many files have the same topics: they share these arrays
+@functools.lru_cache(256)
+def _ids_of(topics: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    return np.array(topics, np.int32)
+
+
+def _options(topics: tuple[int, ...], **line: Any) -> PackingOptions:
+    if any(one >= other for one, other in itertools.pairwise(topics)):
+        raise Malformed("rising ids", topics, ".topics")
+    return PackingOptions(TimeLine.read(**line), topics)
+
+
+_ID = integer(-(2**31), 2**31 - 1)
+read_options = record(_options, **LINE_FIELDS, topics=Optional(list_of(_ID), ()))
+"""Return the checked options of a metadata document. Raises `Malformed`."""
+
+
 class Packing:
     """The packing of the runs of one file. `base` is the number of base slots, which decides the `ranks` of hashes.
 
@@ -53,19 +109,22 @@ class Packing:
     and its items. `order` has the names of the columns. The first `of_keys` of them are stored once per key.
     """
 
-    def __init__(self, schema: Schema, base: int, line: TimeLine) -> None:
-        self.schema, self.base, self.line = schema, base, line
+    def __init__(self, schema: Schema, base: int, options: PackingOptions) -> None:
+        self.schema, self.base, self.line, self.topics = schema, base, options.line, options.topic_ids
         self.words, self.order, self.of_keys, self.header_dtype, self.for_loops = _columns_of(schema)
         self.quotients = SlotMap(base).quotients
         self.ranks = self.quotients * base
 
     @property
-    def in_core(self) -> tuple[int, Int64, Int64]:
+    def in_core(self) -> tuple[int, Int64, Int64, npt.NDArray[np.int32]]:
         """The packing as the core's `LocalFile` takes it."""
-        return self.of_keys, self.for_loops, self.line.as_numbers
+        return self.of_keys, self.for_loops, self.line.as_numbers, self.topics
 
     def pack(self, items: Array, counts: Sequence[int]) -> list[bytes]:
-        """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1)."""
+        """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1).
+
+        Raises `InvalidArgument` for an item of another topic than those of the file.
+        """
         if not counts:
             return []
         if (loops := compiled()) is None:
@@ -77,10 +136,15 @@ class Packing:
         room = len(items) * (8 * len(columns) + 1) + len(counts) * (self.header_dtype.itemsize + 3)
         packed, ends = np.empty(room, np.uint8), np.empty(len(counts), np.int64)
         data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
-        loops.pack_items(data, starts, self.base, self.of_keys, columns, self.line.as_numbers, packed, ends)
+        if not loops.pack_items(data, starts, self.base, *self.in_core, packed, ends):
+            raise self.no_topic()
         stops = ends.tolist()
         whole = packed[: stops[-1]].tobytes()
         return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+
+    def no_topic(self) -> InvalidArgument:
+        """Return the error of an item whose topic the file has not."""
+        return InvalidArgument("an entry has a topic id without a name: run verify --deep, and restore the file that it names")
 
     def ranks_of(self, hashes: npt.NDArray[np.int32]) -> Int64:
         """Return the distinct ranks (m), rising, of normal hashes (n). They are an argument of `unpack`."""
@@ -95,8 +159,8 @@ class Packing:
                 words, at = _padded([data], len(data)), 0
             items = np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
             found = loops.find_one(
-                *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS, self.of_keys, self.for_loops),
-                *(self.line.as_numbers, items),
+                *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS),
+                *(*self.in_core, items),
             )
             if found >= 0:
                 return np.ndarray(found, self.schema.item, items)
@@ -132,7 +196,7 @@ class Packing:
                 else:
                     words, runs[:, 0] = mapped[0], mapped[1][some]
                 found = loops.find_items(
-                    *(words, runs, ranks, self.base, MOST_ITEMS, self.of_keys, self.for_loops, self.line.as_numbers),
+                    *(words, runs, ranks, self.base, MOST_ITEMS, *self.in_core),
                     *(items[total:], of_runs[some]),
                 )
             if found < 0:

@@ -61,6 +61,10 @@ def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ra
     columns = [hashes[key_of[places]].view(np.uint64)]
     for width, end, smallest in zip(widths[1:], ends[1:], least[1:], strict=True):
         columns.append(_numbers(bits[:, end - width : end]) + np.uint64(smallest % 2**64))
+    if len(packing.topics):
+        if len(places) and columns[1].max() >= len(packing.topics):
+            raise CorruptFile(file, f"a packed run has more than the {len(packing.topics)} topics of its file")
+        columns[1] = packing.topics[columns[1].astype(np.int64)].astype(np.int64).view(np.uint64)
     offsets, seconds = (column.view(np.int64) for column in columns[-2:])
     columns[-1] = (seconds + packing.line.at(offsets)).view(np.uint64)
     items = np.empty(len(places), packing.schema.item)
@@ -88,6 +92,10 @@ def pack(packing: Packing, items: Array) -> bytes:
         words[name].astype(np.int64 if words[name].dtype.kind == "i" else np.uint64) for name in packing.order
     ]
     columns[-1] = columns[-1] - packing.line.at(columns[-2])
+    if len(packing.topics):
+        ids, columns[1] = columns[1], np.searchsorted(packing.topics, columns[1])
+        if (packing.topics[columns[1].clip(0, len(packing.topics) - 1)] != ids).any():
+            raise packing.no_topic()
     new = np.arange(len(items)) == 0
     for column in columns[: packing.of_keys]:
         new[1:] |= column[1:] != column[:-1]

@@ -21,10 +21,9 @@ from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
 from tiered_index.format.metadata import Metadata, TopicStats, add_topic_stats, topic_stats
-from tiered_index.format.packed import Packing
+from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, answer_order, hash_rank, offset_columns
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 from tiered_index.kernels import crc32
 
@@ -100,7 +99,7 @@ class ShardWriter:
     - `slot_range`: the half-open range of slots that it may hold.
     - `begin_ms`: the times of items are relative to it.
     - `capacity`: a bound of the number of entries.
-    - `line`: the time line, if the shard is packed.
+    - `packing`: its options, if the shard is packed.
 
     Only a slot of 16 KiB or more may be spread over several calls of `add`.
     """
@@ -113,7 +112,7 @@ class ShardWriter:
         begin_ms: int,
         end_ms: int,
         capacity: int,
-        line: TimeLine | None = None,
+        packing: PackingOptions | None = None,
     ) -> None:
         self.layout, self.slots, self.slot_range = layout, slots, slot_range
         self.header = Header(SHARD_MAGIC, begin_ms, end_ms, 0, 0)
@@ -125,8 +124,8 @@ class ShardWriter:
         self._item_size = layout.schema.item.itemsize
         self._per_block = BLOCK_BYTES // self._item_size
         self._filter = FilterBuilder(capacity)
-        self._line = line
-        self._packing = Packing(layout.schema, slots.base, line) if line is not None else None
+        self._packed = {} if packing is None else {"packed": packing.to_json()}
+        self._packing = Packing(layout.schema, slots.base, packing) if packing is not None else None
         self._topic_stats: list[TopicStats] = []
         # items of the run that is not complete yet
         self._gathered: list[Array] = []
@@ -193,7 +192,6 @@ class ShardWriter:
             raise InvalidArgument("cannot write a shard without entries")
         self._end_run()
         last = self._write()
-        packed = {} if self._line is None else {"packed": self._line.to_json()}
         metadata = Metadata(
             file_id=file_id,
             layout=self.layout,
@@ -217,7 +215,7 @@ class ShardWriter:
                 "slot_map": self.slots.to_json(),
                 "checksum": f"{self.checksum:016x}",
                 "topic_stats": list(map(astuple, self._topic_stats)),
-                **packed,
+                **self._packed,
             },
         )
         return last + build_trailer(self.position, self._directory(), metadata, self._filter.build())

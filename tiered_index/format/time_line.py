@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.documents import Malformed, integer, list_of, record
+from tiered_index.documents import Check, Malformed, Optional, integer, list_of
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -48,6 +48,14 @@ class TimeLine:
         places = np.arange(2 + (last - base >> shift)) * 2.0**shift
         return cls(base, shift, tuple(np.rint(np.interp(places, offsets - base, seconds)).astype(np.int64).tolist()))
 
+    @classmethod
+    def read(cls, **fields: Any) -> TimeLine:
+        """Return a line of fields that `LINE_FIELDS` has checked. Raises `Malformed` for fewer than two seconds."""
+        line = cls(**fields)
+        if len(line.seconds) < 2:
+            raise Malformed("at least two seconds", line.seconds, ".seconds")
+        return line
+
     @cached_property
     def _table(self) -> tuple[Int64, Int64]:
         """The seconds at the points, and their rise to the next point (i64 each)."""
@@ -75,13 +83,10 @@ class TimeLine:
         return {"base": self.base, "shift": self.shift, "seconds": self.seconds}
 
 
-def _line(**fields: Any) -> TimeLine:
-    line = TimeLine(**fields)
-    if len(line.seconds) < 2:
-        raise Malformed("at least two seconds", line.seconds, ".seconds")
-    return line
-
-
 _SECOND = integer(-(2**31), 2**31 - 1)
-read_line = record(_line, base=integer(-(2**63), 2**63 - 1), shift=integer(0, _MOST_SHIFT), seconds=list_of(_SECOND))
-"""Return the checked time line of a metadata document. Raises `Malformed`."""
+LINE_FIELDS: dict[str, Check[Any] | Optional] = {
+    "base": integer(-(2**63), 2**63 - 1),
+    "shift": integer(0, _MOST_SHIFT),
+    "seconds": list_of(_SECOND),
+}
+"""The checks of a stored line's fields, which `TimeLine.read` takes."""

@@ -22,7 +22,7 @@ from tiered_index.format.layout import HEADER_SIZE, MOST_ITEMS
 from tiered_index.format.metadata import Metadata
 from tiered_index.kernels import crc32
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 TAIL_MAGIC = b"TIXTAIL\n"
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core import using
-from tiered_index.errors import CorruptFile
+from tiered_index.documents import Malformed
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import MOST_ITEMS
-from tiered_index.format.packed import Packing, packed_bytes
+from tiered_index.format.packed import Packing, PackingOptions, packed_bytes, read_options
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
 from tiered_index.format.slots import SlotMap, hash_rank
-from tiered_index.format.time_line import TimeLine, read_line
+from tiered_index.format.time_line import TimeLine
 
 pytestmark = pytest.mark.usefixtures("way")
 ODD = Schema(
@@ -78,14 +79,15 @@ def anything(draw: st.DrawFn) -> tuple[Packing, Any]:
     base = draw(st.sampled_from([0, -(2**63), 2**63 - 1, int(items["offset"][0])]))
     own = TimeLine(base, draw(st.integers(0, 62)), seconds)
     line = draw(st.sampled_from([TimeLine.through(items), own]))
-    return Packing(schema, slots.base, line), items
+    topics = tuple(np.unique(items["topic_id"]).tolist()) if draw(st.booleans()) else ()
+    return Packing(schema, slots.base, PackingOptions(line, topics)), items
 
 
 @given(anything())
 def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
     packing, items = packed
-    line = TimeLine.through(items)
-    assert read_line(json.loads(json.dumps(line.to_json()))) == line
+    options = PackingOptions(packing.line, tuple(packing.topics.tolist()))
+    assert read_options(json.loads(json.dumps(options.to_json()))) == options
     data = pack(packing, items)
     assert unpack(packing, data, len(items)).tobytes() == items.tobytes()
     hashes = normal_hashes(items["key_hash"])
@@ -112,7 +114,7 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
 def test_no_runs_have_no_items() -> None:
     """A task's slots may have no run of a merge's input."""
     items = np.zeros(2, KEYED_SCHEMA.item)
-    packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
+    packing = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items)))
     assert all_items(packing, []) == b""
     assert packing.pack(items[:0], []) == []
     assert [part.tolist() for part in asked_of(packing, [], packing.ranks_of(np.array([3], np.int32)))] == [[], []]
@@ -150,7 +152,9 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
         except CorruptFile as error:
             assert expected == str(error)
         else:
-            assert expected in (None, (found.tobytes(), of_runs.tolist()))
+            # numbers of topics are only checked if they are wanted
+            is_number = isinstance(expected, str) and "topics of its file" in expected
+            assert is_number or expected in (None, (found.tobytes(), of_runs.tolist()))
 
 
 @pytest.mark.parametrize("marks", [0b0101, 0b1111, 0b1010, 0b10001, 0b1], ids=bin)
@@ -159,7 +163,7 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
     items = np.zeros(4, KEYED_SCHEMA.item)
     items["key_hash"] = [3, 3, 5, 5]
     items["offset"] = range(4)
-    packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
+    packing = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items)))
     data = bytearray(pack(packing, items))
     # after the marks come only four offsets of two bits
     assert data[-2] == 0b0101
@@ -241,7 +245,7 @@ def log_like(count: int, per_key: int) -> Any:
 @pytest.mark.parametrize(("per_key", "most"), [(1, 13), (4, 8.4)])
 def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
     items = log_like(200_000, per_key)
-    packing = Packing(KEYED_SCHEMA, 1_000_000, TimeLine.through(items))
+    packing = Packing(KEYED_SCHEMA, 1_000_000, PackingOptions.of(items, range(1, 9), len(items)))
     runs = [pack(packing, items[start : start + 512]) for start in range(0, len(items), 512)]
     assert sum(map(len, runs)) / len(items) < most
     assert sum(map(len, runs)) < packed_bytes(KEYED_SCHEMA, len(items))
@@ -250,5 +254,69 @@ def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
 def test_the_bytes_do_not_change() -> None:
     """Stored files stay readable for years, so a change of these bytes needs a new format version."""
     items = log_like(2_000, 3)
-    data = pack(Packing(KEYED_SCHEMA, 1_000_000, TimeLine(10**12, 13, tuple(range(0, 86_000, 300)))), items)
+    options = PackingOptions(TimeLine(10**12, 13, tuple(range(0, 86_000, 300))))
+    data = pack(Packing(KEYED_SCHEMA, 1_000_000, options), items)
     assert (len(data), zlib.crc32(data)) == (17_555, 1_193_096_913)
+
+
+def with_topics(ids: list[int], count: int) -> Any:
+    """Return items of a log whose topics have these ids."""
+    items = log_like(count, 1)
+    items["topic_id"] = np.array(ids)[items["topic_id"] % len(ids)]
+    return items
+
+
+def test_numbers_of_topics_save_three_bytes() -> None:
+    ids = [2**30 + 7919 * n * n for n in range(200)]
+    items = with_topics(ids, 20_000)
+    sizes = []
+    for topics in ((), ids):
+        packing = Packing(KEYED_SCHEMA, 1_000_000, PackingOptions.of(items, topics, len(items)))
+        runs = packing.pack(items, [500] * 40)
+        counts = np.full(40, 500)
+        assert packing.unpack(runs, counts, "f")[0].tobytes() == items.tobytes()
+        sizes.append(sum(map(len, runs)) / len(items))
+    assert sizes[0] - sizes[1] > 2.5
+
+
+@pytest.mark.parametrize(
+    ("ids", "most", "are_numbered"),
+    [
+        pytest.param([2**30, 2**31 - 1], 40, True, id="two far ids"),
+        pytest.param([2**30, 2**31 - 1], 30, False, id="too few entries"),
+        pytest.param([-5, 2**31 - 1], 40, True, id="a negative id"),
+        pytest.param([1, 2, 3], 10**9, False, id="ids without gaps"),
+        pytest.param([2**30 + 5], 10**9, False, id="one topic"),
+        pytest.param([], 10**9, False, id="unknown topics"),
+        pytest.param(range(0, 2**31, 2**16), 10**6, False, id="many topics"),
+    ],
+)
+def test_topics_are_numbered_if_that_takes_fewer_bytes(ids: list[int], most: int, are_numbered: bool) -> None:
+    items = np.zeros(1, KEYED_SCHEMA.item)
+    assert PackingOptions.of(items, reversed(list(ids)), most).topics == (tuple(ids) if are_numbered else ())
+
+
+@pytest.mark.parametrize("wrong", [[3, 3], [3, 2], [2**31], ["1"], 3, {}, [True]], ids=str)
+def test_a_list_of_topics_has_rising_ids(wrong: Any) -> None:
+    with pytest.raises(Malformed):
+        read_options({"base": 0, "shift": 1, "seconds": [0, 1], "topics": wrong})
+
+
+def test_a_topic_without_number_is_refused() -> None:
+    items = with_topics([5, 2**30, 2**31 - 1], 100)
+    packing = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items), (5, 2**31 - 1)))
+    with pytest.raises(InvalidArgument, match="a topic id without a name"):
+        packing.pack(items, [100])
+
+
+@pytest.mark.parametrize("number", [3, 4, 255])
+def test_a_number_beyond_the_topics_is_damage(number: int) -> None:
+    items = np.zeros(2, KEYED_SCHEMA.item)
+    items["key_hash"], items["topic_id"] = [3, 5], [0, number]
+    plain = Packing(KEYED_SCHEMA, 1, PackingOptions(TimeLine.through(items)))
+    data = pack(plain, items)
+    numbered = Packing(KEYED_SCHEMA, 1, PackingOptions(plain.line, (9, 2**30, 2**31 - 1)))
+    assert unpack(numbered, data, 2, 3)["topic_id"].tolist() == [9]
+    for key_hash in (None, 5):
+        with pytest.raises(CorruptFile, match="more than the 3 topics of its file"):
+            unpack(numbered, data, 2, key_hash)

@@ -8,10 +8,10 @@ import pytest
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.slots import SlotMap, hash_rank
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.service.cold.path import check_run
 
@@ -35,9 +35,10 @@ def make_items(count, hashes=2**31, seed=1):
 
 def write(items, slots, step, slot_range=None, *, packed=False):
     """Add the items in pieces of about `step` that end where slots end. Return (file, writer)."""
-    layout, line = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100), TimeLine.through(items) if packed else None
+    layout, topics = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100), {1: "t"}
+    options = PackingOptions.of(items, topics, len(items)) if packed else None
     times = BEGIN_MS, BEGIN_MS + 86_399_000
-    writer = ShardWriter(layout, slots, slot_range or (0, slots.slots), *times, len(items), line)
+    writer = ShardWriter(layout, slots, slot_range or (0, slots.slots), *times, len(items), options)
     seconds = items["time_diff_s"].astype(np.int64) + BEGIN_MS // 1000
     items = items[answer_sorted(items, seconds, slots, KEYED_SCHEMA)]
     of_slot = slots.slots_of(items["key_hash"].astype(np.int32))
@@ -52,7 +53,7 @@ def write(items, slots, step, slot_range=None, *, packed=False):
             stop += 1
         parts.append(writer.add(items[at:stop]))
         at = stop
-    parts.append(writer.finish("f", "test", "commitlog", {1: "t"}, {"table": "x"}))
+    parts.append(writer.finish("f", "test", "commitlog", topics, {"table": "x"}))
     return b"".join(parts), writer, items
 
 

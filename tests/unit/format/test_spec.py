@@ -21,9 +21,9 @@ from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
+from tiered_index.format.packed import PackingOptions
 from tiered_index.format.shard import ShardWriter
 from tiered_index.format.slots import SlotMap, hash_rank
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import verify_compacted
@@ -315,7 +315,7 @@ def test_a_shard_agrees_with_its_section():
     items["fingerprint"], items["time_diff_s"] = [1, 2**32 - 1, 3], [0, 7, 5]
     layout = Layout(NATIVE, NATIVE.schema, 1000, 8)
     times = BEGIN_MS, BEGIN_MS + 3_599_999
-    writer = ShardWriter(layout, SlotMap(1000, join=8), (0, 125), *times, 3, TimeLine.through(items))
+    writer = ShardWriter(layout, SlotMap(1000, join=8), (0, 125), *times, 3, PackingOptions.of(items, (), 3))
     begin = writer.begin()
     body = begin + bytes(writer.add(items))
     data = body + writer.finish("f", "test", "custom", {}, {"table": "t", "window_s": 3600, "sequence": 1})

@@ -10,10 +10,10 @@ from tests.support.cases import each
 from tests.support.compacted_files import reader
 from tests.unit.format.test_verify import change_item, changed, items_in, rebuilt
 from tiered_index.format.layout import NATIVE, PRESETS, Layout
+from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.verify import Finding, verify_shard
 
@@ -28,9 +28,9 @@ def write(
 ) -> bytes:
     """Return the shard of `items` in the given order."""
     layout = Layout(PRESETS[preset], PRESETS[preset].schema, slots.base, 100)
-    line = TimeLine.through(items) if packed else None
+    options = PackingOptions.of(items, (1, 2), len(items)) if packed else None
     times = BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1
-    writer = ShardWriter(layout, slots, (0, slots.slots), *times, len(items), line)
+    writer = ShardWriter(layout, slots, (0, slots.slots), *times, len(items), options)
     parts = [writer.begin(), bytes(writer.add(items))]
     return b"".join([*parts, writer.finish("f", "test", "commitlog", {1: "a", 2: "b"}, MORE if more is None else more)])
 

@@ -18,8 +18,8 @@ from tiered_index._version import __version__
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.foreign import Read
+from tiered_index.format.packed import read_options
 from tiered_index.format.shard import ShardWriter
-from tiered_index.format.time_line import read_line
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 from tiered_index.service.checks.report import Missing
@@ -76,11 +76,11 @@ class Salvage:
 
     def _shard(self) -> Iterator[bytes | memoryview]:
         metadata, shard = self.trailer.metadata, self.old.part
-        line = read_line(metadata.more["packed"]) if "packed" in metadata.more else None
+        packing = read_options(metadata.more["packed"]) if "packed" in metadata.more else None
         slots = shard.slot_low, shard.slot_high
         more = {name: metadata.more[name] for name in ("table", "window_s", "sequence")}
         count = self.kept.count
-        writer = ShardWriter(metadata.layout, shard.slots, slots, metadata.begin_ms, metadata.end_ms, count, line)
+        writer = ShardWriter(metadata.layout, shard.slots, slots, metadata.begin_ms, metadata.end_ms, count, packing)
         yield writer.begin()
         used: set[int] = set()
         for items in self._items():

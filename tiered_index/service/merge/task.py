@@ -24,10 +24,10 @@ from tiered_index._version import __version__
 from tiered_index.errors import SchemaMismatch
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.names import data_name, new_file_id
+from tiered_index.format.packed import PackingOptions
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.slots import divided
-from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.retention import Expired
 from tiered_index.service.cold.path import ColdPath, ColdSettings
@@ -297,8 +297,8 @@ class TableRun:
         upload = Upload(self.storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
-        slot_range, line = window.slots.slots_of_base(low, high), TimeLine.through(sample)
-        writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, line)
+        slot_range, packing = window.slots.slots_of_base(low, high), PackingOptions.of(sample, self.topics, capacity)
+        writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, packing)
         upload.write(writer.begin())
         return _OpenShard(writer, upload, file_id)
 
