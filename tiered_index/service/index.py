@@ -48,7 +48,7 @@ from tiered_index.service.answers.validation import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.files.view import About, LocalView, Viewed
+from tiered_index.service.files.view import About, LocalView, Viewed, WholeView
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import (
     QueuesOf,
@@ -398,7 +398,8 @@ class IndexService(Lookups[ItemT]):
         The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
         from the disk. The call also returns None in these cases:
 
-        - The buffer has entries, or the list of files has changed since the last `query`.
+        - The buffer has an entry of the key or more than 8,192 entries, or the list of files has changed since the last
+          `query`.
         - The index has more than 500 files.
         - A stored file may have entries, and no cache has its part.
         - Entries have expired or were erased, or the storage's log can't be read.
@@ -415,16 +416,17 @@ class IndexService(Lookups[ItemT]):
     ) -> QueryResult[ItemT] | None:
         request_context.set(NO_WAIT)
         engine = self._engine
-        if engine.plain is None or is_traced() or (whole := self._whole_view()) is None:
+        if engine.plain is None or is_traced() or (whole := self._whole_view(topic, key)) is None:
             return None
-        view, about = whole
+        view, about, is_alone = whole
         if len(view.labels) > _FILES_NOW:
             return None
         if cursor is None:
-            find = engine.plain.find
-            return find(view.core, about, topic, key, begin_ms, end_ms, max_count)  # type: ignore[no-any-return]
+            found = engine.plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count)
+            is_whole = found is not None and (is_alone or found or not found.unknown_topics)
+            return found if is_whole else None
         with contextlib.suppress(InvalidArgument, InvalidCursor):
-            return engine.page(view, about, engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor))
+            return engine.page(whole, engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor))
         return None
 
     # State
@@ -578,9 +580,12 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         return found
 
-    def _whole_view(self) -> tuple[LocalView, About] | None:
+    def _whole_view(self, topic: str, key: str) -> WholeView | None:
+        if compiled_views() is None:
+            return None
         # the buffer first, so that an entry that is flushed meanwhile is in the view
-        if not self._buffer.is_empty or compiled_views() is None:
+        is_alone = self._buffer.is_empty
+        if not is_alone and not (self._schema.keyed and self._buffer.lacks(topic, key)):
             return None
         view, session = self._catalog.present_view, self._session
         # after the view, because closing empties the catalog, and a read of the log changes both
@@ -591,7 +596,7 @@ class IndexService(Lookups[ItemT]):
         lost = session.log.state.lost
         about: About = (), [(None, one) for one in lost.values()] if lost else ()
         context = request_context.get()
-        return view if context is UNBOUNDED or context is NO_WAIT else view.local, about
+        return view if context is UNBOUNDED or context is NO_WAIT else view.local, about, is_alone
 
     def _viewed(self, second_min: int, second_max: int) -> Viewed:
         """Return the handles of `_handles` that are not in a view, and a view of the catalog (None: there is none)."""

@@ -40,7 +40,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
-from tiered_index.service.files.view import About, LocalView
+from tiered_index.service.files.view import LocalView, WholeView
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer
@@ -494,7 +494,7 @@ class IndexReader(Lookups[ItemT]):
         self._check_open()
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
-    def _whole_view(self) -> tuple[LocalView, About] | None:
+    def _whole_view(self, topic: str, key: str) -> WholeView | None:
         # a context that counts or bounds requests needs a search file by file
         if self._several or compiled_views() is None or request_context.get() is not UNBOUNDED:
             return None

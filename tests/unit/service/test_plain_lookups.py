@@ -78,7 +78,7 @@ def test_each_lookup_is_answered_or_refused_as_by_the_reference(index):
             assert found == outcome(index, arguments), arguments
 
 
-def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_entries(index, monkeypatch):
+def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_the_key(index, monkeypatch):
     def refuse(*_):
         raise AssertionError("prepared")
 
@@ -88,8 +88,12 @@ def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_entri
     assert [item.offset for item in index.query("t", "k")] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]
     assert not index.query("t", "none").items and index.query("none", "k").unknown_topics == ("none",)
     index.put("t", 0, "other", 5, 1, T_MS + 1_000_600_000)
+    assert len(index.query("t", "k")) == 6
     with pytest.raises(AssertionError, match="prepared"):
-        index.query("t", "k")
+        index.query("t", "other")
+    # of any topic
+    with pytest.raises(AssertionError, match="prepared"):
+        index.query("none", "other")
     index.flush()
     assert [item.offset for item in index.query("t", "other")] == [5]
 
@@ -113,12 +117,67 @@ def test_an_answer_without_waiting_is_that_of_a_lookup_or_none(index):
     assert index.query_nowait("t", "k", cursor="none") is None
     index.put("t", 0, "other", 5, 1, T_MS)
     # a view lacks buffered entries
-    assert index.query_nowait("t", "k") is None
+    assert index.query_nowait("t", "other") is None
+    assert len(index.query_nowait("t", "k")) == 6
     index.flush()
     # the list of files has changed, and the next lookup makes a view of it
     assert len(index.query("t", "k")) == len(index.query_nowait("t", "k")) == 6
     index.close()
     assert index.query_nowait("t", "k") is None
+
+
+def put_one_by_one(index, keys):
+    for number, (topic, key) in enumerate(keys):
+        index.put(topic, 0, key, 5_000_000 + number, 1, T_MS)
+
+
+def put_and_look_up(index, keys):
+    """The lookup closes the chunk and hashes its keys."""
+    put_one_by_one(index, keys)
+    assert len(index.query(*keys[0])) == 7
+
+
+def put_as_columns(index, keys):
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    rows = [(topic, 0, key, 5_000_000 + number, 1, T_MS) for number, (topic, key) in enumerate(keys)]
+    index.put_batch(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+
+
+@pytest.mark.parametrize("put", [put_one_by_one, put_and_look_up, put_as_columns])
+def test_lookups_beside_a_buffer_find_all_that_was_put(index, put):
+    """The buffer has one more entry of some keys, and a view has the answers of all others."""
+    everywhere = [(topic, key) for topic in TOPICS for key in KEYS]
+    index.query("t", "k")
+    put(index, [("t", "k"), ("тема", "k"), ("t", "é"), (" t", "no file has it")])
+    more = {("t", "k"), ("тема", "k"), ("t", "é")}
+    for topic, key in everywhere:
+        expected = 7 if (topic, key) in more else 6
+        now = index.query_nowait(topic, key)
+        assert now is None if (topic, key) in more else now is None or len(now) == expected
+        assert len(index.query(topic, key)) == expected
+    assert len(index.query(" t", "no file has it")) == 1
+    assert not index.query("t", "no file has it")
+    assert sum(index.query_nowait(*asked) is not None for asked in everywhere) > len(KEYS)
+
+
+def test_a_topic_that_only_the_buffer_has_is_known(index):
+    index.query("t", "k")
+    assert index.query("new", "k").unknown_topics == ("new",)
+    index.put("new", 0, "other", 5, 1, T_MS)
+    assert index.query_nowait("new", "k") is None
+    assert index.query("new", "k").unknown_topics == ()
+    assert index.query_nowait("none", "k") is None
+    assert index.query_nowait("t", "none").unknown_topics == ()
+
+
+def test_a_large_buffer_is_searched_entry_by_entry(index, monkeypatch):
+    index.query("t", "k")
+    monkeypatch.setattr("tiered_index.service.writing.buffer._LISTED", 2)
+    for number in range(3):
+        assert index.query_nowait("t", "k") is not None
+        index.put("t", 0, "other", number, 1, T_MS)
+    assert index.query_nowait("t", "k") is None
+    assert len(index.query("t", "k")) == 6
 
 
 def test_an_entry_that_widens_a_files_time_is_found_at_once(index):

@@ -45,6 +45,12 @@ source.
 """
 
 
+WholeView = tuple["LocalView", About, bool]
+"""A view that has all entries which a lookup may find, the state of the logs, and whether it also has all topics: if
+not, and a lookup finds nothing, the caller has to ask whether the topic is known elsewhere.
+"""
+
+
 Part = tuple[bytearray, bytearray, bytearray, bytearray]
 """The result of `ViewBatch.find` for some of a batch's lookups."""
 Partly = tuple[npt.NDArray[np.int64] | None, int]

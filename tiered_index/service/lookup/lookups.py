@@ -22,7 +22,7 @@ from tiered_index.service.answers.rows import check_range, check_topic, encode_c
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.view import About, LocalView
+from tiered_index.service.files.view import WholeView
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits
@@ -106,15 +106,15 @@ class Lookups(ABC, Generic[ItemT]):
         the reason.
         """
         engine = self._engine
-        whole = None if limits or engine.plain is None or is_traced() else self._whole_view()
+        whole = None if limits or engine.plain is None or is_traced() else self._whole_view(topic, key)
         if whole is not None and engine.plain is not None and cursor is None:
             found = engine.plain.find(whole[0].core, whole[1], topic, key, begin_ms, end_ms, max_count)
-            if found is not None:
+            if found is not None and (whole[2] or found or not found.unknown_topics):
                 return found  # type: ignore[no-any-return]
         bounds = _bounds(limits)
         self._check_open(bounds)
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        if whole is not None and cursor is not None and (page := engine.page(*whole, lookup)) is not None:
+        if whole is not None and cursor is not None and (page := engine.page(whole, lookup)) is not None:
             return page
         return self._answer("query", lambda run: engine.query(run, lookup), allow_partial, bounds)
 
@@ -420,8 +420,8 @@ class Lookups(ABC, Generic[ItemT]):
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` if this reads several indexes as one."""
 
-    def _whole_view(self) -> tuple[LocalView, About] | None:
-        """Return a view of all files, and the state of the logs; None: a lookup needs more than a view."""
+    def _whole_view(self, topic: str, key: str) -> WholeView | None:
+        """Return a view of all files that may have the key; None: a lookup needs more than a view."""
         return None
 
     @abstractmethod

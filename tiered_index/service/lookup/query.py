@@ -42,7 +42,7 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import About, BatchNotes, LocalView, Noted, Partly, reports_of
+from tiered_index.service.files.view import BatchNotes, LocalView, Noted, Partly, WholeView, reports_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan
@@ -249,12 +249,14 @@ class QueryEngine:
         )
         return _within_budget(run, scan, result)
 
-    def page(self, view: LocalView, about: About, lookup: PreparedLookup) -> QueryResult[Any] | None:
+    def page(self, whole: WholeView, lookup: PreparedLookup) -> QueryResult[Any] | None:
         """Answer a lookup from a view. None: the caller has to search some files."""
+        view, about, has_topics = whole
         found = view.find(lookup)
         if self.plain is None or found is None or found.has_left:
             return None
-        return self.plain.answer(found, lookup.key, lookup.second_max, about)  # type: ignore[no-any-return]
+        answer: QueryResult[Any] = self.plain.answer(found, lookup.key, lookup.second_max, about)
+        return answer if has_topics or answer or not answer.unknown_topics else None
 
     def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
         """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""

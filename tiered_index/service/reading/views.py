@@ -36,7 +36,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.files.view import About, LocalView
+from tiered_index.service.files.view import LocalView, WholeView
 from tiered_index.service.files.window_table import apply_changes
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
@@ -364,7 +364,7 @@ class IndexView(Refreshed):
             refreshed_s = self._refreshed_s
         return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
 
-    def whole(self, begun_s: float) -> tuple[LocalView, About] | None:
+    def whole(self, begun_s: float) -> WholeView | None:
         """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
 
         None if a refresh is due, the log could not be read, entries have expired, or there is a root.
@@ -379,7 +379,7 @@ class IndexView(Refreshed):
         state = self._log.state
         if state.expired is not NOTHING or self._closed:
             return None
-        return view, ((freshness,), [(None, one) for one in state.lost.values()] if state.lost else ())
+        return view, ((freshness,), [(None, one) for one in state.lost.values()] if state.lost else ()), True
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must then check that the view is still open."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, DiskFull, IndexClosed
-from tiered_index.format.hashing import HashRule, code_units
+from tiered_index.format.hashing import HashRule, code_units, lookup_numbers
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
 from tiered_index.kernels import compiled
@@ -137,14 +137,14 @@ class Chunk:
     count: int
     size_bytes: int
     positions: dict[str, int]
-    _content: OpenChunk | Columns
+    content: OpenChunk | Columns
     _interval: tuple[int, int] | None = None
 
     def columns(self) -> Columns:
         """Return the entries as columns, computed on first use; two threads may both compute them."""
-        content = self._content
+        content = self.content
         if isinstance(content, OpenChunk):
-            content = self._content = content.columns()
+            content = self.content = content.columns()
         return content
 
     def interval(self) -> tuple[int, int]:
@@ -166,6 +166,8 @@ class Chunk:
         )
 
 
+# most entries whose keys a lookup compares one by one
+_LISTED = 1 << 13
 # smaller chunks are merged, so that a lookup searches few; larger ones are not worth the copy
 _MERGE_BELOW = 1 << 16
 
@@ -251,6 +253,30 @@ class WriteBuffer:
         """Whether all entries that were put before the call are in files."""
         # in this order: entries that leave the open chunk in between count as closed before that
         return not self.open.rows.keys and not self._entries
+
+    def lacks(self, topic: str, key: str) -> bool:
+        """Return whether no entry that was put before the call, and is not in a file, has the key in the topic.
+
+        False: an entry may have it. The schema must have fingerprints.
+        """
+        # other types are refused later
+        if self.size > _LISTED or not (topic.__class__ is str and key.__class__ is str):
+            return False
+        # in this order, because entries go on to `_ready`, `_flushing`, and files
+        parts: list[OpenChunk | Columns] = [self.open]
+        parts += [chunk.content for chunk in self._ready]
+        parts += [chunk.content for chunk in self._flushing]
+        fingerprint = None
+        for part in parts:
+            if isinstance(part, OpenChunk):
+                if key in part.rows.keys:
+                    return False
+            else:
+                if fingerprint is None:
+                    fingerprint = lookup_numbers(topic, key)[2]
+                if (part["fingerprint"] == fingerprint).any():
+                    return False
+        return True
 
     @property
     def taken_entries(self) -> int:
