@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -50,6 +51,8 @@ from tiered_index.storage.context import (
 T = TypeVar("T")
 # directories that are read one by one before the summary is read
 _SUMMARY_AFTER = 2
+# a lookup waits so long for another one's read of the summary
+_SUMMARY_WAIT_S = 2.0
 # most useless bytes that are read to save a request: reading them takes as long as a request
 _GAP_BYTES = 256 << 10
 MAX_SPAN_BYTES = 8 << 20
@@ -265,6 +268,8 @@ class ColdPath:
         # the name of a summary to read, and a function that returns the objects that the log names
         self._summary: tuple[str, Callable[[], Mapping[str, StoredObject]]] | None = None
         self._summary_lock = threading.Lock()
+        # until then others wait for the thread that has the lock
+        self._summary_until_s = 0.0
         self._has_summary = False
         self._asks_summary = False
         self._directories_read = 0
@@ -342,7 +347,7 @@ class ColdPath:
         return True
 
     def _read_summary(self) -> None:
-        """Read the summary if it is due. Concurrent callers wait for it until their deadline."""
+        """Read the summary if it is due. Concurrent callers wait for it a short time, then read their directories."""
         self._directories_read += 1
         if self._summary is None or self._directories_read <= _SUMMARY_AFTER:
             return
@@ -351,9 +356,11 @@ class ColdPath:
             if not self._asks_summary:
                 self._asks_summary = self._later(self._read_summary)
             return
-        if not self._summary_lock.acquire(timeout=-1 if (left_s := remaining_s()) is None else max(0.0, left_s)):
+        wait_s, left_s = self._summary_until_s - time.monotonic(), remaining_s()
+        if not self._summary_lock.acquire(timeout=max(0.0, wait_s if left_s is None else min(wait_s, left_s))):
             return
         try:
+            self._summary_until_s = time.monotonic() + _SUMMARY_WAIT_S
             if self._summary is not None:
                 name, objects = self._summary
                 self.adopt(self.storage.get(name), name, objects())

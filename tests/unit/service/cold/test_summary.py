@@ -1,6 +1,7 @@
 """The summary has directories and filters of many files in one object. It saves requests and never changes answers."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
+from tiered_index.service.cold import path as path_module
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log import summary as summary_module
@@ -118,6 +120,33 @@ def test_a_large_summary_is_read_after_some_directories(made, opened, monkeypatc
     assert reader.query("t", "absent too").explain.requests == 0
     assert reader.query("t", "k7-3").explain.requests == 1
     check(made, reader)
+
+
+def test_lookups_leave_a_summary_that_hangs(made, monkeypatch):
+    """One lookup reads the summary and hangs. The others wait for it once, then read the directories of their files."""
+    monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
+    monkeypatch.setattr(path_module, "_SUMMARY_WAIT_S", 0.2)
+    asked, goes_on = threading.Event(), threading.Event()
+
+    class Hanging(Recorder):
+        def get(self, name):
+            if is_summary(name):
+                asked.set()
+                assert goes_on.wait(60)
+            return super().get(name)
+
+    with made.reader(Hanging(made.inner)) as reader, ThreadPoolExecutor(4) as pool:
+        hung = pool.submit(reader.query, "t", "absent")
+        try:
+            assert asked.wait(60)
+            keys = ["k7-3", "k8-3", "k9-3"]
+            hours = [{"begin_ms": BASE_MS + n * HOUR_MS, "end_ms": BASE_MS + (n + 1) * HOUR_MS - 1} for n in (7, 8, 9)]
+            found = [pool.submit(reader.query, "t", key, **hour) for key, hour in zip(keys, hours, strict=True)]
+            assert [len(one.result(60)) for one in found] == [1, 1, 1]
+            assert not hung.done()
+        finally:
+            goes_on.set()
+        assert not hung.result(60).items
 
 
 def test_batches_and_bounded_lookups_over_a_large_summary(made, opened, monkeypatch):
