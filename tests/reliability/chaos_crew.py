@@ -8,6 +8,7 @@ longer than `HANG_S`, the process prints the stacks of its threads and ends. It 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import faulthandler
@@ -79,7 +80,8 @@ class Member:
         self.notes = Notes(Path(place.folder) / f"notes-{place.name}")
         self.gone = place.gone()
         self.ending = threading.Event()
-        signal.signal(signal.SIGTERM, lambda number, frame: self.ending.set())
+        # in a thread: this one may be in a method of the event, and have its lock
+        signal.signal(signal.SIGTERM, lambda number, frame: _thread.start_new_thread(self.ending.set, ()))
 
     def run(self) -> None:
         """Work until SIGTERM."""

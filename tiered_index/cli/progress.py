@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
@@ -108,7 +109,8 @@ class Ending:
     def _heard(self, number: int, _: FrameType | None) -> None:
         self.exit_code = _INTERRUPTED if number == signal.SIGINT else 0
         self._restore()
-        self.event.set()
+        # in a thread: this one may be in a method of the event, and have its lock
+        _thread.start_new_thread(self.event.set, ())
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -31,6 +31,16 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(number, code
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_a_signal_that_comes_while_the_command_has_the_events_lock_is_heard():
+    """`Event.wait` has the lock for a moment before and after it waits."""
+    with Ending() as ending:
+        with ending.event._cond:
+            os.kill(os.getpid(), signal.SIGINT)
+            while not ending.exit_code:
+                pass
+        assert ending.event.wait(60)
+
+
 class Archiver:
     """Return or raise the given results of rounds after `go` is set.
 
