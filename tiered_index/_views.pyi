@@ -35,7 +35,7 @@ class LocalFile:
         slots: int,
         groups: UInt8,
         size: int,
-        packing: tuple[int, Int64, Int64] | None = None,
+        packing: tuple[int, Int64, Int64, Int32] | None = None,
     ) -> bool: ...
     def with_filter(self, held: bytes) -> None: ...
     @property
@@ -126,6 +126,16 @@ class Answers:
     @property
     def truncated(self) -> int: ...
     def find(
-        self, view: View, about: Any, topic: object, key: object, begin_ms: object, end_ms: object, max_count: object
+        self,
+        view: View,
+        about: Any,
+        topic: object,
+        key: object,
+        begin_ms: object,
+        end_ms: object,
+        max_count: object,
+        has_topics: bool = True,
     ) -> Any: ...
-    def answer(self, rows: ViewRows, key: str, second_max: int, about: Any) -> Any: ...
+    def answer(
+        self, rows: ViewRows, key: str, second_max: int, about: Any, has_topics: bool = True
+    ) -> Any: ...

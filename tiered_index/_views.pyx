@@ -1722,8 +1722,11 @@ cdef class Answers:
         self.fields = fields
         self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
 
-    def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count):
-        """Return the answer to a lookup. None: the caller has to check the arguments, or to search some files."""
+    def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True):
+        """Return the answer to a lookup. None: the caller has to check the arguments, or to search some files.
+
+        Without `has_topics` the result is also None if the view has neither rows nor the topic.
+        """
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
         cdef int64_t low, high, most
@@ -1746,10 +1749,15 @@ cdef class Answers:
         rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
         if not view.seek(rows, mixed32(second), None, True) or rows.has_left:
             return None
-        return self.made(rows, key, high, about)
+        return self.answer(rows, key, high, about, has_topics)
 
-    def answer(self, ViewRows rows not None, key, int64_t second_max, about):
-        """Return the answer to a lookup up to `second_max`, of rows that a view found without the caller's help."""
+    def answer(self, ViewRows rows not None, key, int64_t second_max, about, bint has_topics=True):
+        """Return the answer to a lookup up to `second_max`, of rows that a view found without the caller's help.
+
+        Without `has_topics` the result is None if the view has neither rows nor the topic.
+        """
+        if not has_topics and not rows.found.count and not rows.knows_topic:
+            return None
         return self.made(rows, key, second_max, about)
 
     cdef made(self, ViewRows rows, key, int64_t second_max, about):

@@ -1,4 +1,4 @@
-"""Our own packed files do not change: a table's shard and a native file, each also with further columns or far topic ids.
+"""Our own packed files do not change: a table's shard and a native file, each also with further columns or topic ids.
 
 `packed/` has the files, and the answers to lookups of some keys. If the format's version changes, run this file as a
 program to write them again.

@@ -205,15 +205,19 @@ WRONG = {
     "a slot without a cursor": lambda core: core.newest_first(np.ones(1, np.uint32), *np.zeros((2, 1), np.int32)),
     "a column that is wider than an item": lambda core: core.find_items(
         *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8], [8, 30, 8], [8, 0, 8]])),
-        *(np.zeros(4, np.int64), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),
+        *(np.zeros(4, np.int64), np.zeros(0, np.int32), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),
     ),
     "fewer counts than runs": lambda core: core.find_items(
         *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8]] * 3)),
-        *(np.zeros(4, np.int64), np.zeros((1, 32), np.uint8), np.zeros(0, np.int64)),
+        *(np.zeros(4, np.int64), np.zeros(0, np.int32), np.zeros((1, 32), np.uint8), np.zeros(0, np.int64)),
+    ),
+    "keys without a topic": lambda core: core.find_items(
+        *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8]] * 3)),
+        *(np.zeros(4, np.int64), np.zeros(2, np.int32), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),
     ),
     "no room for packed items": lambda core: core.pack_items(
         *(np.zeros((1, 32), np.uint8), np.array([0, 1]), 7, 1, np.array([[8, 0, 8]] * 3), np.zeros(4, np.int64)),
-        *(np.zeros(9, np.uint8), np.zeros(1, np.int64)),
+        *(np.zeros(0, np.int32), np.zeros(9, np.uint8), np.zeros(1, np.int64)),
     ),
 }
 

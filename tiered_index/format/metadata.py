@@ -135,7 +135,7 @@ class Metadata:
         """The format version that a reader must know."""
         if "packed" not in self.more:
             return self.layout.version
-        if self.more["packed"].get("topics"):
+        if isinstance(packed := self.more["packed"], dict) and packed.get("topics"):
             return 5
         return 3 if self.is_shard else 4
 

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.documents import Malformed, Optional, integer, list_of, record
-from tiered_index.errors import InvalidArgument
 from tiered_index.format import packed_numpy
 from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.layout import MOST_ITEMS
@@ -75,20 +74,9 @@ class PackingOptions:
         saved = (ids[-1] - ids[0]).bit_length() - (len(ids) - 1).bit_length() if ids else 0
         return cls(TimeLine.through(items), ids if saved * most >= _BITS_PER_TOPIC * len(ids) else ())
 
-    @functools.cached_property
-    def topic_ids(self) -> npt.NDArray[np.int32]:
-        """The ids of `topics` (i32)."""
-        return _ids_of(self.topics)
-
     def to_json(self) -> dict[str, Any]:
         """Return the options as stored."""
         return {**self.line.to_json(), **({"topics": self.topics} if self.topics else {})}
-
-
-# Many files have the same topics: they share these arrays
-@functools.lru_cache(256)
-def _ids_of(topics: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    return np.array(topics, np.int32)
 
 
 def _options(topics: tuple[int, ...], **line: Any) -> PackingOptions:
@@ -110,7 +98,7 @@ class Packing:
     """
 
     def __init__(self, schema: Schema, base: int, options: PackingOptions) -> None:
-        self.schema, self.base, self.line, self.topics = schema, base, options.line, options.topic_ids
+        self.schema, self.base, self.line, self.topics = schema, base, options.line, np.array(options.topics, np.int32)
         self.words, self.order, self.of_keys, self.header_dtype, self.for_loops = _columns_of(schema)
         self.quotients = SlotMap(base).quotients
         self.ranks = self.quotients * base
@@ -123,7 +111,7 @@ class Packing:
     def pack(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1).
 
-        Raises `InvalidArgument` for an item of another topic than those of the file.
+        Raises `packed_numpy.UnlistedTopic` for an item of another topic than those of the file.
         """
         if not counts:
             return []
@@ -137,14 +125,10 @@ class Packing:
         packed, ends = np.empty(room, np.uint8), np.empty(len(counts), np.int64)
         data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
         if not loops.pack_items(data, starts, self.base, *self.in_core, packed, ends):
-            raise self.no_topic()
+            raise packed_numpy.UnlistedTopic
         stops = ends.tolist()
         whole = packed[: stops[-1]].tobytes()
         return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
-
-    def no_topic(self) -> InvalidArgument:
-        """Return the error of an item whose topic the file has not."""
-        return InvalidArgument("an entry has a topic id without a name: run verify --deep, and restore the file that it names")
 
     def ranks_of(self, hashes: npt.NDArray[np.int32]) -> Int64:
         """Return the distinct ranks (m), rising, of normal hashes (n). They are an argument of `unpack`."""

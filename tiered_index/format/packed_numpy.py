@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import MOST_ITEMS
 from tiered_index.format.slots import hash_rank
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
+
+
+class UnlistedTopic(InvalidArgument):
+    """An item has another topic id than those that its file numbers."""
+
+    def __init__(self) -> None:
+        super().__init__("an entry has a topic id without a name: restore the file that verify --deep names")
 
 
 def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ranks: Int64 | None) -> Array:
@@ -95,7 +102,7 @@ def pack(packing: Packing, items: Array) -> bytes:
     if len(packing.topics):
         ids, columns[1] = columns[1], np.searchsorted(packing.topics, columns[1])
         if (packing.topics[columns[1].clip(0, len(packing.topics) - 1)] != ids).any():
-            raise packing.no_topic()
+            raise UnlistedTopic
     new = np.arange(len(items)) == 0
     for column in columns[: packing.of_keys]:
         new[1:] |= column[1:] != column[:-1]

@@ -398,8 +398,10 @@ class IndexService(Lookups[ItemT]):
         The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
         from the disk. The call also returns None in these cases:
 
-        - The buffer has an entry of the key or more than 8,192 entries, or the list of files has changed since the last
-          `query`.
+        - The buffer has an entry of the key or more than 8,192 entries, or the index is of preset ``rocketmq`` and the
+          buffer has an entry.
+        - The buffer has entries, and no file in the range has the topic.
+        - The list of files has changed since the last `query`.
         - The index has more than 500 files.
         - A stored file may have entries, and no cache has its part.
         - Entries have expired or were erased, or the storage's log can't be read.
@@ -418,13 +420,14 @@ class IndexService(Lookups[ItemT]):
         engine = self._engine
         if engine.plain is None or is_traced() or (whole := self._whole_view(topic, key)) is None:
             return None
-        view, about, is_alone = whole
+        view, about, has_topics = whole
         if len(view.labels) > _FILES_NOW:
             return None
         if cursor is None:
-            found = engine.plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count)
-            is_whole = found is not None and (is_alone or found or not found.unknown_topics)
-            return found if is_whole else None
+            find = engine.plain.find
+            return find(  # type: ignore[no-any-return]
+                view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics
+            )
         with contextlib.suppress(InvalidArgument, InvalidCursor):
             return engine.page(whole, engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor))
         return None

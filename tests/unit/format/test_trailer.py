@@ -12,7 +12,7 @@ from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, topic_stats
-from tiered_index.format.trailer import TAIL_SIZE, Directory, Tail, parse_trailer
+from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE, Directory, Tail, parse_trailer
 
 
 def read_through_trailer(data):
@@ -98,11 +98,11 @@ def test_every_flipped_bit_is_noticed(either, bits):
 
 def test_future_versions_are_refused_by_name(small):
     raw = bytearray(small[-TAIL_SIZE:])
-    struct.pack_into(">I", raw, 8, 5)
+    struct.pack_into(">I", raw, 8, FORMAT_VERSION + 1)
     struct.pack_into(">I", raw, 60, zlib.crc32(raw[:60]))
     future = small[:-TAIL_SIZE] + bytes(raw)
     for refuse in (lambda: parse_trailer(future, "file", len(future)), lambda: verify(future)):
-        with pytest.raises(UnsupportedVersion, match="version 5"):
+        with pytest.raises(UnsupportedVersion, match=f"version {FORMAT_VERSION + 1}"):
             refuse()
 
 

@@ -46,9 +46,7 @@ source.
 
 
 WholeView = tuple["LocalView", About, bool]
-"""A view that has all entries which a lookup may find, the state of the logs, and whether it also has all topics: if
-not, and a lookup finds nothing, the caller has to ask whether the topic is known elsewhere.
-"""
+"""A view that has all entries of a key, the state of the logs, and whether the view also has all topics."""
 
 
 Part = tuple[bytearray, bytearray, bytearray, bytearray]

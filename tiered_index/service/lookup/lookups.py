@@ -108,8 +108,9 @@ class Lookups(ABC, Generic[ItemT]):
         engine = self._engine
         whole = None if limits or engine.plain is None or is_traced() else self._whole_view(topic, key)
         if whole is not None and engine.plain is not None and cursor is None:
-            found = engine.plain.find(whole[0].core, whole[1], topic, key, begin_ms, end_ms, max_count)
-            if found is not None and (whole[2] or found or not found.unknown_topics):
+            view, about, has_topics = whole
+            found = engine.plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics)
+            if found is not None:
                 return found  # type: ignore[no-any-return]
         bounds = _bounds(limits)
         self._check_open(bounds)

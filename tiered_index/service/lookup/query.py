@@ -255,8 +255,9 @@ class QueryEngine:
         found = view.find(lookup)
         if self.plain is None or found is None or found.has_left:
             return None
-        answer: QueryResult[Any] = self.plain.answer(found, lookup.key, lookup.second_max, about)
-        return answer if has_topics or answer or not answer.unknown_topics else None
+        return self.plain.answer(  # type: ignore[no-any-return]
+            found, lookup.key, lookup.second_max, about, has_topics
+        )
 
     def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
         """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,7 +88,9 @@ class InputReader:
                 raise SchemaMismatch(
                     f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {self.base:,}"
                 )
-        self.topics, self._topic_ids = _common_topics(self._trailers)
+        self.topics, self._changed_ids = _common_topics(self._trailers)
+        # the ids of all items; none: they are not known
+        self.topic_ids = [*self.topics] if all(map(_names_all, self._trailers)) else []
         self.read_counts = dict.fromkeys((stored.name for stored in self.inputs), 0)
 
     def pieces(self, most: int) -> Iterator[Piece]:
@@ -134,7 +136,7 @@ class InputReader:
         return self._with_common_topics(index, items), times
 
     def _with_common_topics(self, index: int, items: Array) -> Array:
-        changed = self._topic_ids[index]
+        changed = self._changed_ids[index]
         if not changed:
             return items
         items = items.copy()
@@ -214,6 +216,12 @@ def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[di
     return names, changed
 
 
+def _names_all(trailer: Trailer) -> bool:
+    """Return whether the topics of a file name all ids of its items."""
+    stats, names = trailer.metadata.more.get("topic_stats"), dict(trailer.metadata.topics)
+    return stats is not None and all(row[0] in names for row in stats)
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedShard(FinishedObject):
     """A shard as the log will name it, and the checksum of its entries."""
@@ -234,6 +242,7 @@ class TableRun:
 
     Add pieces in order of base slots, the parts of a split slot newest first. `topics` has the names of topic ids,
     `most` bounds the entries to come. `beside` is the number of runs written at once: more runs have smaller parts.
+    `topic_ids` has the ids of all items to come; empty: they are not known.
     """
 
     descriptor: IndexDescriptor
@@ -245,6 +254,7 @@ class TableRun:
     storage: Storage
     now_ms: int
     beside: int = 1
+    topic_ids: Collection[int] = ()
     finished: list[FinishedShard] = field(default_factory=list)
     _open: _OpenShard | None = None
     _uploads: list[Upload] = field(default_factory=list)
@@ -297,7 +307,7 @@ class TableRun:
         upload = Upload(self.storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
-        slot_range, packing = window.slots.slots_of_base(low, high), PackingOptions.of(sample, self.topics, capacity)
+        slot_range, packing = window.slots.slots_of_base(low, high), PackingOptions.of(sample, self.topic_ids, capacity)
         writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, packing)
         upload.write(writer.begin())
         return _OpenShard(writer, upload, file_id)
@@ -359,7 +369,7 @@ def run_task(
             cold, task.inputs, schema, task.descriptor.layout.slots, task.base_low, task.base_high, step, task.seconds
         )
         most = sum(stored.count for stored in task.inputs)
-        slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows))
+        slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows), reader.topic_ids)
         tables = [TableRun(task.descriptor, w, slots, reader.topics, task.sequence, *more) for w in task.windows]
         checksum = expired = expired_checksum = 0
         with contextlib.ExitStack() as undo:

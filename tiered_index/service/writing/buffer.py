@@ -31,7 +31,7 @@ from tiered_index.service.answers.validation import Columns, TopicTable, hash_co
 from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.threads import synchronized
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
 ROWS = 1 << 12
 """Rows of one chunk, unless a single message has more keys."""
@@ -166,8 +166,10 @@ class Chunk:
         )
 
 
-# most entries whose keys a lookup compares one by one
-_LISTED = 1 << 13
+# most entries and chunks that `lacks` compares one by one
+_LISTED, _PARTS = 1 << 13, 16
+# keys beyond may have two forms: characters, or pairs of surrogates
+_SURROGATES = "\ud800"
 # smaller chunks are merged, so that a lookup searches few; larger ones are not worth the copy
 _MERGE_BELOW = 1 << 16
 
@@ -259,13 +261,16 @@ class WriteBuffer:
 
         False: an entry may have it. The schema must have fingerprints.
         """
-        # other types are refused later
-        if self.size > _LISTED or not (topic.__class__ is str and key.__class__ is str):
+        if self.size > _LISTED or type(topic) is not str or type(key) is not str:
+            return False
+        if len(topic) > MAX_TOPIC_UNITS or len(key) > MAX_KEY_UNITS or not (key.isascii() or max(key) < _SURROGATES):
             return False
         # in this order, because entries go on to `_ready`, `_flushing`, and files
         parts: list[OpenChunk | Columns] = [self.open]
         parts += [chunk.content for chunk in self._ready]
         parts += [chunk.content for chunk in self._flushing]
+        if len(parts) > _PARTS:
+            return False
         fingerprint = None
         for part in parts:
             if isinstance(part, OpenChunk):
@@ -303,6 +308,8 @@ class WriteBuffer:
         if agree is not None:
             agree()
         row = self._codec.struct.pack(*record)
+        # a key of a subclass may not be equal to its own text
+        keys = [key if type(key) is str else str.__str__(key) for key in keys]
         if not self.open.rows.extend(keys, row, size_bytes):
             self._close_open()
             rows = max(ROWS, len(keys))

@@ -22,8 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.packed_numpy import UnlistedTopic
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.answers.validation import Columns, TopicTable, batch_columns
 from tiered_index.service.merge.task import FinishedShard, Piece, TableRun
@@ -182,13 +183,17 @@ def write_blocks(
     with address.open() as storage, ExitStack() as failing:
         writer = _PartitionWriter(plan, storage, now_ms)
         failing.callback(writer.abandon)
-        for batch in batches:
-            checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
-            checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
-            told = (batch.column(name).to_pylist() for name in ("piece", "widths", "least"))
-            for cell, piece, widths, least in zip(batch.column("items"), *told, strict=True):
-                writer.add(piece, widened(cell.as_buffer(), widths, least, plan.genesis.layout.schema.item))
-        shards = writer.finish()
+        try:
+            for batch in batches:
+                checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
+                checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
+                told = (batch.column(name).to_pylist() for name in ("piece", "widths", "least"))
+                for cell, piece, widths, least in zip(batch.column("items"), *told, strict=True):
+                    writer.add(piece, widened(cell.as_buffer(), widths, least, plan.genesis.layout.schema.item))
+            shards = writer.finish()
+        except UnlistedTopic as error:
+            problem = "the source changed while it was read: it has topics that were not counted"
+            raise InvalidArgument(problem) from error
         failing.pop_all()
     return PartitionResult(writer.entries, checksum % 2**64, shards)
 
@@ -245,7 +250,8 @@ class _PartitionWriter:
             slots = table.base_slots(shard * table.pieces_a_shard, table.pieces_a_shard)
             most = (self._most + 1) * table.pieces_a_shard
             more = plan.sequence, most, self._storage, self._now_ms
-            self._runs.append(TableRun(plan.genesis, table.window, slots, self._topics, *more))
+            run = TableRun(plan.genesis, table.window, slots, self._topics, *more, topic_ids=self._topics)
+            self._runs.append(run)
             self._shard = (index, shard)
         low, high = table.base_slots(number, 1)
         for part, items in self._spool.parts():

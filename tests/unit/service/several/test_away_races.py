@@ -375,7 +375,7 @@ def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):
     uri = f"{cluster.uris[0]}-single"
     cluster.add(uri, rows(5, 5, seconds=1))
     with IndexReader.open(uri, clock=clock, block_cache_bytes=0) as reader:
-        reader._whole_view = lambda: None
+        reader._whole_view = lambda *_: None
         share = reader._views[0].cold._range_reads
         at, seen = 0, 0
         while seen == at:
