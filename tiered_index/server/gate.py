@@ -145,12 +145,14 @@ class Gate:
             self.held_bytes -= body.taken
             seconds, route = time.perf_counter() - began_s, _route_of(scope)
             self.observe(route, method, status or CLIENT_GONE, seconds)
-            if status == 403:
-                caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
-                who, what = caller.name if caller else None, f"{method} {scope['path']}"
-                self.served.audit.refused(request_id, who, what, query, state.get("asked", {}))
             if _logger.isEnabledFor(logging.INFO):
                 _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
+            if status == 403 and self.served.audit.is_on:
+                caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
+                who, what = caller.name if caller else None, f"{method} {scope['path']}"
+                # in a thread: writing may wait for a disk
+                told = request_id, who, what, query, state.get("asked", {})
+                await asyncio.to_thread(self.served.audit.refused, *told)
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in _OPEN or scope["path"] in self.unguarded:

@@ -54,7 +54,7 @@ def remoting_listener(
     broker = ReadOnlyBroker(lookups, store=store, **told)
     known = read_keys(keys) if keys is not None else None
     context = tls.context() if tls is not None else None
-    audited = partial(_audit, served.audit, known is not None)
+    audited = partial(_audit, served.audit, known is not None) if served.audit.is_on else None
     more: Any = {"audit": audited, "observe": observe, "bound": bound}
     return RemotingServer(broker, host, port, keys=known, tls=context, threads=threads, **more)
 

@@ -90,7 +90,12 @@ class VerificationHandlers(Handlers):
             self._jobs[job.id] = job
             while len(self._jobs) > _MOST:
                 self._jobs.popitem(last=False)
-        self._pool.submit(self._run, job, request_id)
+        try:
+            self._pool.submit(self._run, job, request_id)
+        except BaseException:  # no thread runs it
+            with self._lock:
+                del self._jobs[job.id]
+            raise
         return job
 
     def _run(self, job: Verification, request_id: str) -> None:

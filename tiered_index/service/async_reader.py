@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
+from tiered_index.errors import IndexClosed
 from tiered_index.service.lookup.export import Export
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.reading.parts import hand_over
@@ -68,7 +69,8 @@ def _opened_in_a_thread(open_reader: Callable[P, IndexReader]) -> Callable[P, Co
 class AsyncExport:
     """An `Export` for asyncio: ``async for batch in export``. Close it, or use it as an asynchronous context manager.
 
-    `export` is the `Export`, with the schema and the counts so far. Errors are those of an `Export`.
+    `export` is the `Export`, with the schema and the counts so far. Errors are those of an `Export`. If a task is
+    cancelled while it waits for a batch, the next call raises `IndexClosed`.
     """
 
     def __init__(self, export: Export, threads: DaemonPool) -> None:
@@ -76,12 +78,20 @@ class AsyncExport:
         self._threads = threads
         # a thread may still read a cancelled batch when the export is closed
         self._lock = threading.Lock()
+        # whether a cancelled task asked for a batch, which nobody gets
+        self._lost = False
 
     def __aiter__(self) -> AsyncExport:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        batch = await run_in_thread(self._threads, self._next)
+        if self._lost:
+            raise IndexClosed("a cancelled task lost a batch of this export: begin the export again")
+        try:
+            batch = await run_in_thread(self._threads, self._next)
+        except asyncio.CancelledError:
+            self._lost = True
+            raise
         if batch is None:
             raise StopAsyncIteration
         return batch
@@ -93,6 +103,7 @@ class AsyncExport:
     async def close(self) -> None:
         """Release the files. Idempotent."""
         await asyncio.to_thread(self._close)
+        self._lost = False
 
     def _close(self) -> None:
         with self._lock:

@@ -96,7 +96,7 @@ class RemotingServer:
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Event | None = None
         self._connections: set[asyncio.Task[Any]] = set()
-        self._refusing = False
+        self._refusing = self._closing = False
         self._requests = 0
         self._unsent_bytes = 0
 
@@ -150,6 +150,8 @@ class RemotingServer:
 
     async def close(self) -> None:
         """End all connections and release the port and the threads. Idempotent."""
+        # a connection that is being made begins later
+        self._closing = True
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -169,6 +171,9 @@ class RemotingServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
+        if self._closing:
+            writer.transport.abort()
+            return
         if task is None or len(self._connections) >= self.connections_at_most:
             if not self._refusing:
                 _log.warning("refusing connections: all %d allowed ones are open", len(self._connections))
@@ -192,12 +197,12 @@ class RemotingServer:
             key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
             response = self.broker.refuse(request, peer) if key is None else self.broker.answer_at_once(request, local)
         except Exception:
-            account(_failed(request))
+            await self._on_loop(account, _failed(request))
             raise
         if response is not None or key is None:
-            return account(response or _failed(request), is_known=key is not None)
+            return await self._on_loop(partial(account, is_known=key is not None), response or _failed(request))
         if self._requests >= self.requests or self._unsent_bytes >= self.unsent_bytes:
-            return account(busy(request))
+            return await self._on_loop(account, busy(request))
         return await self._looked_up(request, local, key, account)
 
     def _account(self, request: Command, began_s: float, response: Command, is_known: bool = True) -> Command:
@@ -206,6 +211,10 @@ class RemotingServer:
         if self._observe is not None:
             self._observe(request, response, time.monotonic() - began_s)
         return response
+
+    async def _on_loop(self, account: Callable[[Command], Command], response: Command) -> Command:
+        """Return `account(response)`, without a wait of the event loop for the disk of the audit log."""
+        return account(response) if self._audit is None else await asyncio.to_thread(account, response)
 
     async def _looked_up(
         self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
@@ -237,7 +246,7 @@ class RemotingServer:
             self._requests -= 1
             if begun.acquire(blocking=False):
                 # no thread began it, and none will
-                account(busy(request))
+                await self._on_loop(account, busy(request))
         if response.withheld:
             # the time must not show what is at a withheld place
             await asyncio.sleep(pause_s(time.monotonic() - received_s))

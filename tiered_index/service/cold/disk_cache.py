@@ -232,7 +232,8 @@ class CacheFolder:
             replaced = path.stat().st_size if path.exists() else 0
             with self._lock:
                 self._written.add(name)
-            temporary.replace(path)
+                # with the lock, because `forget_unnamed` could delete it in between in vain
+                temporary.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()

@@ -491,8 +491,9 @@ class ColdPath:
     def forget_unnamed(self, named: Container[str]) -> None:
         """Forget notes and disk cache entries of objects that are not in `named`."""
         self.filters.forget_unnamed(named)
-        self.in_core = {name: file for name, file in self.in_core.items() if name in named}
-        self.core_bytes = sum(file.size_bytes for file in self.in_core.values())
+        # copied first, because lookups of other threads add files
+        kept = {name: file for name, file in list(self.in_core.items()) if name in named}
+        self.core_bytes, self.in_core = sum(file.size_bytes for file in kept.values()), kept
         if self._folder is not None:
             self._folder.forget_unnamed(named)
 

@@ -114,6 +114,8 @@ class Lookups(ABC, Generic[ItemT]):
                 return found  # type: ignore[no-any-return]
         bounds = _bounds(limits)
         self._check_open(bounds)
+        # a forked child has made its own
+        engine = self._engine
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         if whole is not None and cursor is not None and (page := engine.page(whole, lookup)) is not None:
             return page

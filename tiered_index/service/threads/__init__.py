@@ -84,6 +84,8 @@ class _Work:
                     future.set_result(result)
                     del result
             del item, future, call
+        # for the next thread: an interrupted start may have begun one that `threads` lacks
+        self.queue.put(None)
 
 
 class DaemonPool:
@@ -128,6 +130,9 @@ class DaemonPool:
                     if not work.threads:
                         work.count(-1)
                         raise NoThread(f"no thread for {self._name}: {error}") from error
+                except BaseException:  # an interrupt
+                    work.count(-1)
+                    raise
             work.queue.put((future, partial(copy_context().run, call, *arguments)))
         return future
 
@@ -138,7 +143,7 @@ class DaemonPool:
                 return
             self._replaced.add(hanging)
             self._most += 1
-            if not self._closed and self._work.count(0) > len(self._work.threads):
+            if not self._closed and self._work.count(0) > len(self._work.threads) < self._most:
                 with contextlib.suppress(RuntimeError):
                     self._start()
         hanging.add_done_callback(self._put_back)
@@ -318,9 +323,9 @@ class Worker:
             return action()
         return cast(T, self._ask(action).wait())
 
-    def finish(self, action: Callable[[], object], patience_s: float) -> None:
-        """As `call`, but wait at most `patience_s` seconds; the worker continues."""
-        self._ask(action).wait(patience_s)
+    def finish(self, action: Callable[[], object], patience_s: float) -> bool:
+        """As `call`, but wait at most `patience_s` seconds; the worker continues. Return whether the call has ended."""
+        return self._ask(lambda: (action(),)).wait(patience_s) is not None
 
     def _ask(self, action: Callable[[], T]) -> _Task[T]:
         if self.is_foreign:

@@ -400,6 +400,8 @@ class ConnectionPool:
     def _before_fork(self) -> None:
         """Wait for connections in use, close all, and block new uses until `_after_fork` in the same thread."""
         self._state.acquire()
+        # here, because an interrupt may end the wait
+        _held.append(self)
         self._forking = True  # blocks new uses: else threads that read all the time could delay the fork
         self._state.wait_for(lambda: not self._lent, self._timeout_s)
         while self._idle:
@@ -419,16 +421,16 @@ _held: list[ConnectionPool] = []
 
 def _before_fork() -> None:
     _registry_lock.acquire()
-    _held[:] = list(_pools)
-    for pool in _held:
+    for pool in list(_pools):
         pool._before_fork()
 
 
 def _after_fork(child: bool) -> None:
-    for pool in _held:
-        pool._after_fork(child=child)
-    _held.clear()
-    _registry_lock.release()
+    try:
+        while _held:
+            _held.pop()._after_fork(child=child)
+    finally:
+        _registry_lock.release()
 
 
 os.register_at_fork(
