@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -175,6 +176,36 @@ async def test_a_request_counts_that_comes_with_the_end_of_its_connection():
             await client.ended()
         await until(lambda: len(observed) == 3)
         assert sorted(opaque for opaque, _ in audited) == sorted(opaque for opaque, _ in observed) == [0, 1, 2]
+
+
+@run
+async def test_a_connection_that_is_made_while_the_server_closes_ends_at_once():
+    server = RemotingServer(FakeBroker(), port=0)
+    await server.start()
+    await server.close()
+    aborted = []
+
+    class Writer:
+        transport = SimpleNamespace(abort=lambda: aborted.append(True))
+
+    await asyncio.wait_for(server._connected(asyncio.StreamReader(), Writer()), 60)
+    assert aborted == [True] and server.connections == 0
+
+
+@run
+async def test_an_audit_log_that_hangs_delays_no_other_request():
+    goes_on = threading.Event()
+
+    def audit(request, response, is_known):
+        assert request.opaque or goes_on.wait(60)
+
+    async with serving(audit=audit) as server, Client.open(server) as stuck, Client.open(server) as other:
+        await stuck.send(Command(code=AT_ONCE, opaque=0))
+        for _ in range(3):
+            await other.send(Command(code=LOOKED_UP, opaque=7))
+            assert (await other.receive()).opaque == 7
+        goes_on.set()
+        assert (await stuck.receive()).opaque == 0
 
 
 @run

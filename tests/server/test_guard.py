@@ -466,6 +466,23 @@ def test_refusals_and_keys_of_batches_are_written_to_the_audit_log(index, tmp_pa
     assert (refused["keys"][1], refused["status"]) == (["orders", "k"], 403)
 
 
+def test_an_audit_log_that_hangs_delays_no_other_request(index, tmp_path, made, monkeypatch):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def refused(*_):
+        hangs.set()
+        assert goes_on.wait(PATIENCE_S)
+
+    with serving(index, tokens=made[0], audit=tmp_path / "audit.ndjson") as client:
+        monkeypatch.setattr(Audit, "refused", refused)
+        assert client.get("/v1/files", headers=bearer(made[1]["pay"])).status_code == 403
+        assert hangs.wait(PATIENCE_S)
+        with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S, trust_env=False) as other:
+            assert other.get("/livez").status_code == 200
+            assert not goes_on.is_set()
+            goes_on.set()
+
+
 def test_a_client_that_takes_nothing_ends_its_stream(tmp_path, monkeypatch):
     with index_in(tmp_path, items=100_000) as index, serving(index) as client:
         index.put_batch(batch(30_000, topic="orders"))

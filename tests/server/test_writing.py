@@ -295,6 +295,22 @@ def test_a_verification_is_a_job(index, monkeypatch):
         assert str(index.config.root.parent) not in json.dumps(found)
 
 
+def test_a_verification_that_no_thread_can_begin_blocks_no_later_one(index, monkeypatch):
+    submit = DaemonPool.submit
+
+    def without_thread(pool, call, *given):
+        if getattr(call, "__func__", None) is VerificationHandlers._run:
+            raise NoThread("no thread")
+        return submit(pool, call, *given)
+
+    with serving(index) as client:
+        monkeypatch.setattr(DaemonPool, "submit", without_thread)
+        for _ in range(2):
+            assert client.post("/v1/verify", json={}).status_code == 503
+        monkeypatch.undo()
+        assert client.post("/v1/verify", json={}).status_code == 202
+
+
 def test_short_lines_are_not_held_all_at_once():
     body = b"{}\n" * 200_000
     with traced_memory() as traced:

@@ -171,3 +171,23 @@ def test_a_file_that_was_replaced_is_noticed(storage: SqliteStorage, path: Path,
     storage.put("object", b"third")
     with SqliteStorage(path) as another:
         assert [info.name for info in another.list()] == ["elsewhere", "object"]
+
+
+def test_an_interrupt_before_a_fork_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python forks in spite of an error in a handler, and then calls the handlers behind the fork."""
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with SqliteStorage(tmp_path / "a.db") as one, SqliteStorage(tmp_path / "b.db") as other:
+        for storage in (one, other):
+            storage.put("object", b"x")
+        first = next(iter(connections._pools))
+        monkeypatch.setattr(first._state, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connections._before_fork()
+        connections._after_fork(child=False)
+        assert not connections._registry_lock.locked() and not connections._held
+        monkeypatch.undo()
+        for storage in (one, other):
+            assert storage.get("object") == b"x"

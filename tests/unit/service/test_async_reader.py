@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.several_indexes import Cluster, Watched, rows
 from tiered_index import AsyncIndexReader, IndexReader
-from tiered_index.errors import BudgetExceeded, InvalidArgument, NotAnIndex
+from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, NotAnIndex
 from tiered_index.storage.opening import open_storage
 
 WRITERS = 3
@@ -77,6 +77,27 @@ def test_a_cancelled_export_is_closed_once_its_batch_is_read(uri):
             hang.release.set()
             await closing
             assert [batch async for batch in export] == []
+
+    asyncio.run(cancelled())
+
+
+def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused(uri):
+    """The batch of the cancelled task goes nowhere, so the rest would not be all entries."""
+    storage = Watched(open_storage(uri))
+
+    async def cancelled():
+        async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
+            async with await reader.export() as export:
+                hang = storage.hang("get_range")
+                task = asyncio.create_task(anext(export))
+                assert await asyncio.to_thread(hang.entered.wait, 60)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                hang.release.set()
+                for _ in range(2):
+                    with pytest.raises(IndexClosed, match="a cancelled task lost a batch"):
+                        await anext(export)
 
     asyncio.run(cancelled())
 

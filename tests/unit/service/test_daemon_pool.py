@@ -8,6 +8,7 @@ from concurrent.futures import wait
 
 import pytest
 
+from tests.support.hanging import until
 from tests.support.thread_limit import ThreadLimit
 from tiered_index.errors import IndexClosed, StorageUnavailable
 from tiered_index.service import threads as pool_module
@@ -161,4 +162,49 @@ def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():
     assert all(isinstance(one.exception(30), threading.BrokenBarrierError) for one in waiting)
     go_on.set()
     assert hanging.result(30)
+    pool.close()
+
+
+def test_an_interrupted_start_leaves_no_thread_behind(monkeypatch):
+    """The thread has begun, and the pool does not know it."""
+    pool = DaemonPool(2, NAME)
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(int)
+    assert pool._work.count(0) == 0
+    pool.submit(int).result(30)
+    unknown = threads()
+    pool.close()
+    for thread in unknown:
+        thread.join(30)
+    assert not threads()
+
+
+def test_calls_that_hang_one_after_the_other_get_one_more_thread_in_all():
+    pool = DaemonPool(1, NAME)
+    events = [threading.Event() for _ in range(5)]
+    begun = [threading.Event() for _ in events]
+
+    def hang(number):
+        begun[number].set()
+        assert events[number].wait(60)
+
+    calls = [pool.submit(hang, number) for number in range(len(events))]
+    for number in range(3):
+        assert begun[number].wait(60)
+        pool.replace_thread(calls[number])
+        assert begun[number + 1].wait(60)
+        events[number].set()
+        until(lambda: pool._most == 1)
+    assert len(threads()) == 2
+    for event in events:
+        event.set()
+    wait(calls, 60)
     pool.close()

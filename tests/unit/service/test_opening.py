@@ -1,6 +1,7 @@
 """An index remembers some settings. Others may differ at the next start, or are refused."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -8,6 +9,8 @@ from tests.support.rounds import upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
+from tiered_index.service import index as index_module
+from tiered_index.service import threads as threads_module
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -138,3 +141,35 @@ def test_an_open_that_fails_leaves_nothing_locked(open_index, storage):
     with pytest.raises(RuntimeError):
         open_index("root", storage_backend=faulty)
     open_index("root")
+
+
+def test_an_interrupted_opening_that_takes_long_leaves_the_root_free(open_index, monkeypatch):
+    """The caller gives up first. The opening then succeeds, and everything is closed again."""
+    goes_on, asked = threading.Event(), threading.Event()
+    opened, wait = index_module.open_parts, threads_module._Task.wait
+
+    def slow(*args, **kwargs):
+        asked.set()
+        assert goes_on.wait(60)
+        return opened(*args, **kwargs)
+
+    def interrupted(task, patience_s=-1.0):
+        assert asked.wait(60)
+        if patience_s < 0 and not goes_on.is_set():
+            raise KeyboardInterrupt
+        return wait(task, patience_s)
+
+    monkeypatch.setattr(index_module, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(index_module, "open_parts", slow)
+    monkeypatch.setattr(threads_module._Task, "wait", interrupted)
+    others = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        open_index("root")
+    (flusher,) = [one for one in threading.enumerate() if one not in others and "flusher" in one.name]
+    goes_on.set()
+    flusher.join(60)
+    assert not flusher.is_alive()
+    monkeypatch.undo()
+    index = open_index("root")
+    index.put("t", 0, "k", 1, 1, T)
+    assert len(index.query("t", "k")) == 1

@@ -293,3 +293,22 @@ def test_threads_that_look_up_while_the_view_changes(tmp_path):
                 for thread in threads:
                     thread.join(60)
     assert not failures, failures[:3]
+
+
+def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
+    with open_reader(store) as reader:
+        for lookup in lookups(7, 60):
+            reader.query(**lookup)
+        cold = reader._cold_paths[0]
+        kept, other = list(cold.in_core)[0], next(iter(cold.in_core.values()))
+
+        class Named:
+            """The names in the log. Another thread adds a file between two questions."""
+
+            def __contains__(self, name):
+                cold.in_core.setdefault("added", other)
+                return name == kept
+
+        assert len(cold.in_core) > 1
+        cold.forget_unnamed(Named())
+        assert list(cold.in_core) == [kept] and cold.core_bytes == cold.in_core[kept].size_bytes

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -387,3 +388,22 @@ def test_a_damaged_entry_that_stays_is_logged_once_and_counts_as_absent(made, ca
     assert folder.read(name, "filter", length) is None
     assert len(caplog.records) == 1
     assert path.read_bytes() == whole[:-1]
+
+
+def test_an_entry_of_an_object_that_goes_while_it_is_written_is_deleted(tmp_path, monkeypatch):
+    """Erased entries must disappear from the cache, too."""
+    folder = CacheFolder(DiskCache(tmp_path / "cache", 1 << 30), "index")
+    folder.forget_unnamed(set())
+    replace, asked = Path.replace, []
+
+    def slow(path, target):
+        asked.append(threading.Thread(target=folder.forget_unnamed, args=(set(),)))
+        asked[0].start()
+        # without the lock it would run to its end here
+        asked[0].join(0.2)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", slow)
+    assert folder.write("data/a/b.index", "trailer", b"x" * 100)
+    asked[0].join(60)
+    assert folder.read("data/a/b.index", "trailer", 100) is None
