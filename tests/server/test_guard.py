@@ -25,6 +25,7 @@ from tiered_index.server import tokens as token_files
 from tiered_index.server.calls import Allowance, Caps
 from tiered_index.server.gate import Rate
 from tiered_index.server.problems import Refused
+from tiered_index.server.served import Audit
 from tiered_index.server.tokens import Tokens, add_token
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.storage.base import Call

@@ -21,6 +21,7 @@ from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import add_token
 from tiered_index.server.verifying import VerificationHandlers
+from tiered_index.service.threads import DaemonPool, NoThread
 
 LINES = {"content-type": wire.NDJSON}
 ARROW = {"content-type": wire.ARROW}
