@@ -479,7 +479,7 @@ class IndexReader(Lookups[ItemT]):
         with self._opening:
             if self._pid != os.getpid() and not self._closed:
                 # kept, because the locks of the parent's threads make a release unsafe
-                _of_parents.append((self._views, self._parts, self._engine, self._unopened))
+                _of_parents[id(self._engine)] = self._views, self._parts, self._engine, self._unopened
                 with deadline_at(limits.deadline_s()):
                     self._open(None)
 
@@ -574,7 +574,7 @@ class IndexReader(Lookups[ItemT]):
 
 
 _readers: weakref.WeakSet[IndexReader[Any]] = weakref.WeakSet()
-_of_parents: list[object] = []
+_of_parents: dict[int, object] = {}
 
 
 def _renew_locks() -> None:

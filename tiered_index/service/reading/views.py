@@ -142,16 +142,19 @@ class IndexView(Refreshed):
                 range_reads=parts.range_reads.share(),
                 index_id=index_id,
             )
+            undo.callback(self.cold.close)
             self._use_summary()
             self._show(self._log.state)
             undo.pop_all()
 
     def writer(self) -> Writer | None:
         """Return the current or last writer, None if there was none. Raises `StorageError`."""
-        if not self._lease:
+        try:
+            read = self._lease.pop()
+        except IndexError:  # an earlier call took it
             return writer_of(self.storage)
         try:
-            return self._lease.pop().result(remaining_s())
+            return read.result(remaining_s())
         except TimeoutError as error:
             raise BudgetExceeded(f"timeout_s was reached while reading the lease of {self.storage.uri}") from error
 
