@@ -307,7 +307,7 @@ def test_a_verification_that_no_thread_can_begin_blocks_no_later_one(index, monk
     with serving(index) as client:
         monkeypatch.setattr(DaemonPool, "submit", without_thread)
         for _ in range(2):
-            assert client.post("/v1/verify", json={}).status_code == 503
+            assert client.post("/v1/verify", json={}).status_code == 502
         monkeypatch.undo()
         assert client.post("/v1/verify", json={}).status_code == 202
 

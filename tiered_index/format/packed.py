@@ -143,8 +143,7 @@ class Packing:
                 words, at = _padded([data], len(data)), 0
             items = np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
             found = loops.find_one(
-                *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS),
-                *(*self.in_core, items),
+                *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS), *(*self.in_core, items)
             )
             if found >= 0:
                 return np.ndarray(found, self.schema.item, items)
@@ -180,8 +179,7 @@ class Packing:
                 else:
                     words, runs[:, 0] = mapped[0], mapped[1][some]
                 found = loops.find_items(
-                    *(words, runs, ranks, self.base, MOST_ITEMS, *self.in_core),
-                    *(items[total:], of_runs[some]),
+                    *(words, runs, ranks, self.base, MOST_ITEMS, *self.in_core), *(items[total:], of_runs[some])
                 )
             if found < 0:
                 # the core accepts only sound runs whose hashes are by rank

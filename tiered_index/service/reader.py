@@ -40,7 +40,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
-from tiered_index.service.files.view import LocalView, WholeView
+from tiered_index.service.files.view import WholeView
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer

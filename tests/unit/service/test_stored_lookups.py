@@ -300,7 +300,7 @@ def test_a_lookup_may_add_files_while_a_refresh_forgets_others(store):
         for lookup in lookups(7, 60):
             reader.query(**lookup)
         cold = reader._cold_paths[0]
-        kept, other = list(cold.in_core)[0], next(iter(cold.in_core.values()))
+        kept, other = next(iter(cold.in_core)), next(iter(cold.in_core.values()))
 
         class Named:
             """The names in the log. Another thread adds a file between two questions."""

@@ -42,7 +42,7 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import BatchNotes, LocalView, Noted, Partly, WholeView, reports_of
+from tiered_index.service.files.view import BatchNotes, Noted, Partly, WholeView, reports_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan
