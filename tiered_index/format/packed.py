@@ -15,6 +15,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,8 @@ _OF_KEYS = ("topic_id", "fingerprint")
 _BITS_PER_TOPIC = 512
 # bytes saved of an item's 28, about: hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
 _SAVED = 19
+# the compiled core has arrays of this many columns
+_MOST_IN_CORE = 64
 # runs that are unpacked together: their memory fits the cache
 _TOGETHER = 64
 # the same if nothing is copied
@@ -100,13 +103,19 @@ class Packing:
     def __init__(self, schema: Schema, base: int, options: PackingOptions) -> None:
         self.schema, self.base, self.line, self.topics = schema, base, options.line, np.array(options.topics, np.int32)
         self.words, self.order, self.of_keys, self.header_dtype, self.for_loops = _columns_of(schema)
+        self.fits_core = len(self.for_loops) <= _MOST_IN_CORE
         self.quotients = SlotMap(base).quotients
         self.ranks = self.quotients * base
 
     @property
     def in_core(self) -> tuple[int, Int64, Int64, npt.NDArray[np.int32]]:
-        """The packing as the core's `LocalFile` takes it."""
+        """The packing as the core's `LocalFile` takes it, if `fits_core`."""
         return self.of_keys, self.for_loops, self.line.as_numbers, self.topics
+
+    @property
+    def _loops(self) -> ModuleType | None:
+        """The compiled loops; None: use NumPy."""
+        return compiled() if self.fits_core else None
 
     def pack(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1).
@@ -115,7 +124,7 @@ class Packing:
         """
         if not counts:
             return []
-        if (loops := compiled()) is None:
+        if (loops := self._loops) is None:
             stops = np.cumsum(counts).tolist()
             return [packed_numpy.pack(self, items[stop - n : stop]) for stop, n in zip(stops, counts, strict=True)]
         starts = np.cumsum([0, *counts])
@@ -138,7 +147,7 @@ class Packing:
         self, data: bytes | memoryview, count: int, file: str, key_hash: int, words: UInt64 | None, at: int
     ) -> Array:
         """Return the items of one normal hash in one run, faster than `unpack`."""
-        if (loops := compiled()) is not None:
+        if (loops := self._loops) is not None:
             if words is None:
                 words, at = _padded([data], len(data)), 0
             items = np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
@@ -166,7 +175,7 @@ class Packing:
         # pages that are never written take no memory
         items = np.empty((int(counts.sum()), self.schema.item.itemsize), np.uint8)
         of_runs = np.empty(len(pieces), np.int64)
-        loops, total = compiled(), 0
+        loops, total = self._loops, 0
         together = _TOGETHER if mapped is None or loops is None else _MAPPED_TOGETHER
         for start in range(0, len(pieces), together):
             some, found = slice(start, start + together), -1

@@ -12,11 +12,14 @@ import pyarrow as pa
 import pytest
 
 from tests.support.batches import batch
+from tests.support.core import compiled_core, using
+from tests.support.merging import BASE_MS, HOUR_MS
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.cli.keys import _table
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
+from tiered_index.format.packed import _columns_of
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.server.wire import table_of
@@ -359,3 +362,38 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
                 _table([Lookup(topic="t", key="k")], results)
             with pytest.raises(InvalidArgument, match="have a column 'lookup'"):
                 table_of(results, Redaction())
+
+
+@pytest.mark.parametrize("way", ["NumPy", "loops"])
+@pytest.mark.parametrize(("width", "columns"), [(456, 64), (464, 65), (512, 71)])
+def test_more_columns_than_the_core_has_space_for(merging, way, width, columns):
+    """The compiled core has space for 64 columns of packed runs. Eight bytes are one column."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Traced(KeyedIndexItem):
+        trace: bytes = column(f"S{width}")
+
+    assert len(_columns_of(Schema.of(Traced)).order) == columns
+    traces = {f"k{number}": bytes(range(number + 1, number + 101)).ljust(width, b"\0") for number in range(3)}
+
+    def check(life, one):
+        life.check(one)
+        for key, trace in traces.items():
+            assert {item.trace for item in one.query("t", key, max_count=1000)} == {trace}
+
+    with using(None if way == "NumPy" else compiled_core()):
+        life = merging(item_type=Traced, settings={"local_keep_s": 3600})
+        for hour in range(2):
+            for number, (key, trace) in enumerate([*traces.items()] * 7):
+                life.put([(BASE_MS + hour * HOUR_MS + number * 1000, key)], trace=trace)
+            life.publish()
+        assert {handle.place for handle in life.index.files()} == {"uploaded"}
+        check(life, life.index)
+        with life.reader() as reader:
+            check(life, reader)
+        life.later()
+        assert life.merge().entries == 42 and not life.state.files
+        with life.reader() as reader:
+            check(life, reader)
+        life.index.run_lifecycle()
+        check(life, life.index)

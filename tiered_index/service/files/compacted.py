@@ -74,10 +74,12 @@ class LocalBytes:
         unmap(self.data)
 
     def in_core(self) -> Any:
-        """Return the compiled core's `LocalFile` of this file; None: there is no core, or the file is a shard."""
+        """Return the compiled core's `LocalFile` of this file; None: there is no core, or it can't search the file."""
         metadata, tail = self._trailer.metadata, self._trailer.tail
         core = compiled_views()
         if core is None or metadata.is_shard:
+            return None
+        if (packing := metadata.packing) is not None and not packing.fits_core:
             return None
         if self._in_core is None:
             layout, ids = metadata.layout, metadata.ids_by_topic if metadata.topics else None
@@ -87,7 +89,7 @@ class LocalBytes:
             )
             of_filter = tail.position, tail.filter_length, tail.filter_crc32
             made.with_groups(self._trailer.directory.group_bytes, crc32, *of_filter)
-            if (packing := metadata.packing) is not None:
+            if packing is not None:
                 made.with_packing(*packing.in_core)
             self._in_core = made
         return self._in_core

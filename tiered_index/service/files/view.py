@@ -139,10 +139,13 @@ class StoredSource:
             if trailer is None or trailer.metadata.layout.schema != self._schema:
                 return False
             metadata, groups = trailer.metadata, trailer.directory.group_bytes
+            packing = metadata.packing
+            if packing is not None and not packing.fits_core:
+                return False
             if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
                 return False
             ids = metadata.ids_by_topic if metadata.topics else None
-            packed = None if metadata.packing is None else metadata.packing.in_core
+            packed = None if packing is None else packing.in_core
             begin_s, slots = metadata.begin_ms // 1000, metadata.slot_map.base
             try:
                 if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):
