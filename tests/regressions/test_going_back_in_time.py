@@ -18,6 +18,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
+    InvalidArgument,
     LockHeld,
     RootBehind,
     StorageBehind,
@@ -295,6 +296,46 @@ def test_recover_keeps_unreadable_files(life: Life) -> None:
     assert done.left is not None
     assert (done.left / "unsealed" / path.name).read_bytes() == data
     assert life.reopened() == set(range(1, 21))
+
+
+def test_recover_sends_topics_that_arrow_cannot_store(life: Life) -> None:
+    """A topic may have half a surrogate pair."""
+    with life.open() as index:
+        index.put("\ud800", 0, "k", 1, 1, NOW_MS)
+        life.ingest(index, 9, upload=True)
+    life.keep("storage")
+    with life.open() as index:
+        index.put("\ud800", 0, "k", 2, 1, NOW_MS)
+        life.ingest(index, 5, upload=True)
+        index.put("\ud800", 0, "k", 3, 1, NOW_MS)
+        life.ingest(index, 5, upload=False)
+    life.restore("storage")
+    done = life.begin_anew()
+    assert (done.sent, done.entries, done.stored, done.kept) == (2, 12, 1, {})
+    with life.open() as index:
+        assert life.found(index) == set(range(1, 20))
+        assert {item.offset for item in index.query("\ud800", "k")} == {1, 2, 3}
+
+
+def test_recover_keeps_a_file_that_the_index_refuses(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.write(10, upload=True)
+    life.keep("storage")
+    with life.open() as index:
+        life.ingest(index, 5, upload=True)
+        life.ingest(index, 5, upload=False)
+    life.restore("storage")
+    put_batch = IndexService.put_batch
+
+    def refuse_first(index: IndexService, columns: Any) -> int:
+        if 11 in columns["offset"].to_pylist():
+            raise InvalidArgument("a row is not valid")
+        return put_batch(index, columns)
+
+    monkeypatch.setattr(IndexService, "put_batch", refuse_first)
+    done = life.begin_anew()
+    assert (done.sent, done.entries, list(done.kept.values())) == (1, 5, ["a row is not valid"])
+    assert done.left is not None
+    assert life.reopened() == {*range(1, 11), *range(16, 21)}
 
 
 def test_a_reader_reports_another_history_and_opens_it_again(life: Life) -> None:

@@ -14,21 +14,27 @@ all files that were set aside are kept in `aside-NUMBER/`. One thread.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, TieredIndexError
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.export import Export, ExportRange
+from tiered_index.service.lookup.export import Array, Export, ExportRange
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import ASIDE, Root, RootLock, disk_error
 from tiered_index.service.root.files import LIST, FileList
@@ -37,6 +43,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 
 _ALL = ExportRange(None, -(2**62), 2**62)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # moved with the root's files: the log position that it had seen, the log, and the list of its files
 _TOLD = ("seen", "log", "files")
 
@@ -140,6 +147,17 @@ class _OneState(Root):
         return super().names(state) if state == self._state else []
 
 
+class _Entries(Export):
+    """An export whose `topic` is null if Arrow can't store its name. `names` has the names of the last batch, by id."""
+
+    names: Mapping[int, str] = MappingProxyType({})
+
+    def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
+        self.names = names
+        texts = {topic_id: name for topic_id, name in names.items() if not _SURROGATE.search(name)}
+        return super()._batch(items, begin_s, texts)
+
+
 class _Sending:
     """Puts the entries of files that were set aside into an index, if its storage lacks them."""
 
@@ -167,7 +185,7 @@ class _Sending:
                     continue
                 entries += self._send(handle)
                 sent += 1
-            except CorruptFile as error:
+            except (CorruptFile, InvalidArgument) as error:
                 kept[handle.file_id] = str(error)
             finally:
                 handle.let_go()
@@ -226,7 +244,10 @@ class _Sending:
         entries = 0
         with self._export(self._nothing, [handle]) as batches:
             for batch in batches:
-                columns = batch.drop_columns(["topic_id"]) if not batch.column("topic").null_count else batch
+                columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+                ids = columns.pop("topic_id")
+                if columns["topic"].null_count:
+                    columns["topic"] = [batches.names.get(topic_id) for topic_id in ids.to_pylist()]
                 entries += self._index.put_batch(columns)
                 self._index.flush()
         return entries
@@ -241,9 +262,9 @@ class _Sending:
                 pass
             return batches.entries, batches.checksum
 
-    def _export(self, state: LogState, found: list[Handle]) -> Export:
+    def _export(self, state: LogState, found: list[Handle]) -> _Entries:
         held = contextlib.ExitStack()
         # an export leaves out a copy in `uploaded` that the log doesn't name, because it may have been merged
         found = [replace(one, folder=COMPACTED) if isinstance(one, CompactedFile) else one for one in found]
         storage = self._index.storage
-        return Export(_ALL, self._schema, state, found, storage, lambda: None, lambda uri: self._state, held)
+        return _Entries(_ALL, self._schema, state, found, storage, lambda: None, lambda uri: self._state, held)
