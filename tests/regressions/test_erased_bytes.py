@@ -36,8 +36,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Merging]]:
         life.storage.close()
 
 
-def wipe(life: Merging, *keys: str, topic: str = "orders", grace_s: float = 0) -> Erasure:
-    request = EraseRequest(topic, keys)
+def wipe(life: Merging, *keys: str, topic: str = "orders", before_ms: int | None = None, grace_s: float = 0) -> Erasure:
+    request = EraseRequest(topic, keys, before_ms=before_ms)
     return erase(life.storage, life.log(), request, life.clock, yes=True, now=True, grace_s=grace_s, threads=1)
 
 
@@ -151,6 +151,21 @@ def test_a_staged_object_is_read_and_waited_for(begin):
     assert wipe(life, "nobody's").pending == (ticket.object,)
     life.storage.delete(ticket.name)
     assert wipe(life, "nobody's").pending == (ticket.object,)
+
+
+def test_a_staged_object_with_entries_from_before_its_begin_is_waited_for(begin):
+    """A staged file begins at the time of the entry that was put first, and a late entry is older."""
+    life = begin(compaction="spark", compact_timeout_s=10**9)
+    for second in (2_000, 1_000):
+        life.put([(BASE_MS + second * 1000, "k")], "orders")
+        life.index.flush()
+    life.index.seal()
+    life.index.run_lifecycle()
+    life.later()
+    (ticket,), _ = open_tickets(life.storage, life.log())
+    assert wipe(life, before_ms=BASE_MS + 1_000_000).status == "erased"
+    done = wipe(life, before_ms=BASE_MS + 1_500_000)
+    assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())
 
 
 @pytest.mark.parametrize("how", ["next round", "restart"])

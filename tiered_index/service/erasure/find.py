@@ -2,7 +2,7 @@
 
 First the topic table of an object is read. If the object may have erased entries, the slots of erased keys are read, or
 all slots if a topic or a queue was erased. Each run is checked against its CRC32. Staged files, which no record names
-yet, are read as a whole if their topics and times match a tombstone.
+yet, are read as a whole if their topics match a tombstone.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def find_staged(storage: Storage, stones: Tombstones) -> list[str]:
 def _is_in_staged(storage: Storage, ticket: Ticket, stones: Tombstones) -> bool:
     sealed, pieces = read_sealed(storage, ticket)
     names = dict(sealed.topics)
-    told = [stone for stone in stones if stone.topic in names.values() and sealed.begin_ms < stone.before_ms]
+    # the times of the entries are unknown until they are read: the begin is that of the first one put
+    told = [stone for stone in stones if stone.topic in names.values()]
     if not told:
         return False
     with staged_entries(storage, ticket, sealed, pieces) as entries:
