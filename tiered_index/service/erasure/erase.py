@@ -382,8 +382,7 @@ def _rewrite(
 
     def planned(lost: Container[str]) -> MergePlan:
         state = log.refresh()
-        names = {name for name in concerned(state) if name not in lost}
-        return plan_rewrite(state, names, shard_bytes=shard_bytes)
+        return plan_rewrite(state, concerned(state), lost=lost, shard_bytes=shard_bytes)
 
     lock, done, total = threading.Lock(), 0, 0
 
@@ -400,7 +399,11 @@ def _rewrite(
         if not names:
             break
         done, total = 0, sum(state.objects[name].count for name in names)
-        merge(storage, log, clock, options, threads=threads, run_tasks=run_tasks, progress=count, make_plan=planned)
+        report = merge(
+            storage, log, clock, options, threads=threads, run_tasks=run_tasks, progress=count, make_plan=planned
+        )
+        if not report.jobs:
+            break  # the storage lacks objects of the rest
     return log.refresh()
 
 

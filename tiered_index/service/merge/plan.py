@@ -228,18 +228,21 @@ def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Cont
     return MergePlan(tuple(jobs), tuple(left))
 
 
-def plan_rewrite(state: LogState, names: Container[str], *, shard_bytes: int = 1 << 30) -> MergePlan:
+def plan_rewrite(
+    state: LogState, names: Container[str], *, lost: Container[str] = (), shard_bytes: int = 1 << 30
+) -> MergePlan:
     """Return a plan that writes the objects `names` again, without expired and erased entries.
 
     Files become tables of one day each, or of longer windows if a file spans many days. Tables keep their windows.
+    Files and tables with an object in `lost` are left out.
     """
     lengths: dict[int, list[list[StoredObject]]] = {}
     for stored in state.files.values():
-        if stored.name in names:
+        if stored.name in names and stored.name not in lost:
             days = (stored.second_max - stored.second_min) // _DAY_S + 2
             lengths.setdefault(_DAY_S * -(-days // _MAX_WINDOWS), []).append([stored])
     for shards in state.tables.values():
-        if any(stored.name in names for stored in shards):
+        if any(stored.name in names for stored in shards) and not any(stored.name in lost for stored in shards):
             lengths.setdefault(shards[0].part.window_s, []).append(shards)
     jobs = []
     for window_s, groups in sorted(lengths.items()):

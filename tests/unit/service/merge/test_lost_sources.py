@@ -8,6 +8,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.orphans import give_up
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import run
@@ -88,3 +89,25 @@ def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life, monkeypatch
     assert (report.status, [one.object for one in report.lost]) == ("ok", [gone.name])
     left = sum(stored.count for stored in life.state.objects.values())
     assert life.merge(30 * 86400).entries == left and checked(life).status == "ok"
+
+
+def test_an_erasure_leaves_a_table_that_lost_a_shard(life, monkeypatch):
+    make = plan_module._job
+    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    life.merge()
+    table, (gone, other, *_) = min(life.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
+    low, high, slots = other.part.slot_low, other.part.slot_high, other.part.slots
+    key = next(key for key in KEYS if low <= slots.slot_of(key_hash("t", key)) < high)
+    life.storage.delete(gone.name)
+
+    def erased():
+        request = EraseRequest("t", (key,))
+        return erase(life.storage, life.log(), request, life.clock, yes=True, now=True, grace_s=0, threads=1)
+
+    done = erased()
+    # the table of the other day is written again
+    assert (done.status, done.entries, done.entries_removed) == ("remains", 4, 2)
+    assert set(done.remaining) == {gone.name, other.name}
+    give_up(life.storage, life.log(), [table])
+    done = erased()
+    assert (done.status, done.remaining, done.entries_removed) == ("erased", (), 2)
