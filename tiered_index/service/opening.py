@@ -344,7 +344,8 @@ def open_parts(
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return the descriptor that an index must have: by `config`, else by `stored` (None: new), else by the preset.
 
-    Raises `ConfigError` for a new index with a column that has the name of an answer's field.
+    Raises `ConfigError` for a new index with a column that has the name of an answer's field, and for a fingerprint of
+    another type than that of keys.
     """
     if stored is None:
         geometry = config.geometry()
@@ -353,6 +354,7 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
                 f"{geometry.schema.name}.{clash} has the name of a field of answers, which it would hide: "
                 "rename the column"
             )
+        _check_fingerprint(geometry.schema)
         return IndexDescriptor("", geometry, config.offset_space)
     given = config.given
     layout = stored.layout
@@ -360,11 +362,20 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
     schema = layout.schema if preset == layout.preset else preset.schema
     if config.item_type is not None:
         schema = Schema.of(config.item_type)
+    _check_fingerprint(schema)
     offset_space = config.offset_space if "offset_space" in given else stored.offset_space
     slots = layout.slots if config.slots is None else config.slots
     items = layout.items if config.items is None else config.items
     rule = layout.hash if config.hash is None else config.hash
     return IndexDescriptor(stored.index_id, Layout(preset, schema, slots, items, rule), offset_space)
+
+
+def _check_fingerprint(schema: Schema) -> None:
+    """Raise `ConfigError` for a column of this name that no writer can fill."""
+    if not schema.keyed and any(c.name == "fingerprint" for c in schema.extra):
+        raise ConfigError(
+            f"{schema.name}.fingerprint must have the type '>u4', because it is computed from keys: rename the column"
+        )
 
 
 def _join(

@@ -154,6 +154,26 @@ def test_schemas_that_can_not_be(open_index):
             open_index(item_type=Bad)
 
 
+@pytest.mark.parametrize("dtype", [">u8", ">i4"])
+def test_a_fingerprint_of_another_type_is_refused(open_index, storage, clock, monkeypatch, dtype):
+    """No writer can fill it. An earlier version made such an index, which stays empty and readable."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Odd(IndexItem):
+        fingerprint: int = column(dtype)
+
+    with pytest.raises(ConfigError, match=r"Odd\.fingerprint must have the type '>u4'"):
+        open_index("root", item_type=Odd)
+    with monkeypatch.context() as patch:
+        patch.setattr("tiered_index.service.opening._check_fingerprint", lambda _: None)
+        open_index("root", item_type=Odd).close()
+    for kind in (Odd, ...):
+        with pytest.raises(ConfigError, match=r"Odd\.fingerprint must have the type '>u4'"):
+            open_index("root", item_type=kind)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert len(reader.query("t", "k")) == 0
+
+
 def test_numpy_columns_of_the_caller_are_copied(open_index):
     index = open_index(item_type=OrderItem)
     region, price, tag = np.array([1], np.uint16), np.array([1.0]), np.array([b"a"], "S4")
