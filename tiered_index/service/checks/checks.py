@@ -71,7 +71,8 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 class _RecordCheck:
     """Checks the log's records in order.
 
-    Tables are added and removed as a whole, except for lost shards. A merge adds as many entries as it removes.
+    Tables are added and removed as a whole, except for lost and repaired shards. A merge adds as many entries as it
+    removes.
     """
 
     report: Report
@@ -87,12 +88,16 @@ class _RecordCheck:
             if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
                 add("repair", f"it replaces {said} by {put}, but says that {lost_entries:,} entries are lost")
             return
-        added = {stored.shard.table for stored in record.add if stored.shard is not None}
+        removed, given = [before.objects[old] for old in record.remove if old in before.objects], [*record.add]
+        if record.kind == "copy":
+            # repairs of the source replaced these
+            repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in given}
+            removed, given = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, given)]
+        added = {stored.shard.table for stored in given if stored.shard is not None}
         for table in sorted(added & self.seen):
             add("table", f"adds shards to table {table}, which an earlier record added")
         self.seen |= added
-        gone = set(record.remove)
-        removed = [before.objects[old] for old in record.remove if old in before.objects]
+        gone = {one.name for one in removed}
         gone_alone = {one.name for one in record.lost}
         tables = {one.shard.table for one in removed if one.shard is not None and one.name not in gone_alone}
         for table in sorted(tables):

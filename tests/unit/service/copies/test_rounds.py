@@ -7,6 +7,7 @@ import pytest
 
 import tiered_index
 from tests.support.copies import Watched, archive, bytes_of, check_target, copier, fill, merge_first_day, same, until
+from tests.support.damage import flip_object
 from tests.support.disk_faults import FaultDisk
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
@@ -14,9 +15,14 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, NotAnIndex, StorageUnavailable, TieredIndexError
 from tiered_index.retention import Retention
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.repair import Repairs
+from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier, CopyStopped
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.merge import plan as plan_module
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -100,6 +106,35 @@ def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(lif
     life.put([(BASE_MS + 5 * DAY_MS, "late")], into=writer, source="s", source_position=10**6)
     life.publish(writer)
     assert check_target(life, target).positions["s"] == 10**6
+
+
+def test_a_repaired_shard_replaces_its_copy(life, monkeypatch):
+    """A copy's record may replace a shard that the source has repaired, but may not change a table otherwise."""
+    make = plan_module._job
+    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    fill(life)
+    merge_first_day(life)
+    target = MemoryStorage(clock=life.clock)
+    made = copier(life, target)
+    made.run_once()
+    first, second, *_ = (stored for stored in life.state.objects.values() if stored.shard is not None)
+    flip_object(life.storage, first.name, first.trailer_position + 3)
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    (done,) = Repairs(life.storage, life.log()).run(report, yes=True)
+    assert done.object == first.name
+    made.run_once()
+    assert done.replaced_by in check_target(life, target).objects
+    log = StorageLog(target, life.clock)
+    log.open()
+    # the shard of before instead of the repaired one, and one shard less
+    log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (first,), (done.replaced_by, second.name)))
+    log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (second,)))
+    report = Report()
+    check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
+    parts, problems = zip(*((one.part, one.problem) for one in report.findings), strict=True)
+    assert parts == ("table", "table")
+    assert "removes only a part of table" in problems[0] and "adds shards to table" in problems[1]
 
 
 def test_following_a_life(life, small_windows):
