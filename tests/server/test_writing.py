@@ -93,6 +93,8 @@ def test_a_token_can_not_move_the_position_of_another_source(index, tmp_path):
 
 ONE = pa.Table.from_pylist([message(1)])
 TWICE = ONE.append_column("topic", ONE["topic"])
+TWO = pa.Table.from_pylist([message(1), message(2)])
+NULL = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["orders", None]))
 WRONG = [
     (LINES, lines(message(1)) + "{", "line 2: not JSON: "),
     (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),
@@ -113,6 +115,7 @@ WRONG = [
     (ARROW, arrow(message(1, keys="k")), "column 'keys' has the type string, but must have a list of text"),
     (ARROW, arrow(message(1, size="10")), "column 'size' has the type string, but must have integers"),
     (ARROW, arrow_of(TWICE), "the body: column 'topic' appears twice"),
+    (ARROW, arrow_of(TWO.set_column(0, "topic", NULL)), "a value is missing"),
 ]
 
 
@@ -125,6 +128,15 @@ def test_a_wrong_request_is_refused_whole(index):
         got = client.post("/v1/entries", content=lines(message(1)), headers=LINES, params={"source": "s"})
         assert (got.status_code, "belong together" in got.json()["detail"]) == (400, True)
     assert not index.query("orders", "k").items
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint32(), pa.uint64()], ids=str)
+def test_topics_of_a_dictionary_have_indices_of_any_type(index, kind):
+    topics = pa.DictionaryArray.from_arrays(pa.array([0, 1], kind), pa.array(["orders", "payments"]))
+    with serving(index) as client:
+        got = client.post("/v1/entries", content=arrow_of(TWO.set_column(0, "topic", topics)), headers=ARROW)
+        assert (got.status_code, got.json().get("entries")) == (200, 4), got.text
+    assert [item.offset for topic in ("orders", "payments") for item in index.query(topic, "k")] == [1, 2]
 
 
 def columns(count, **more):

@@ -243,7 +243,7 @@ def _shared_texts(texts: list[str]) -> Any:
 
 
 def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | None:
-    """Return the entries of messages, one row an entry; None if a value is missing.
+    """Return the entries of messages, one row an entry; None if a value may be missing.
 
     `table` has one row a message, with `keys` (lists) or `key`. Of other columns only the index's `own` are kept. A
     repeated key of one message counts once. Memory: the batch twice.
@@ -251,7 +251,7 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
     names = [name for name in (*FIELDS, "topic_id", *own) if name in table.column_names]
     if "topic_id" in names and table["topic_id"].null_count == len(table):
         names.remove("topic_id")
-    if any(table[name].null_count for name in names):
+    if any(_may_lack(table[name]) for name in names):
         return None
     has_lists = "keys" in table.column_names and (
         "key" not in table.column_names or not len(table) or table["keys"].null_count < len(table)
@@ -273,6 +273,12 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
         table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].dictionary_encode())
     # a combined column has one chunk, or none if there is no row
     return _batch({**{name: table[name].take(parents).combine_chunks() for name in names}, "key": keys})
+
+
+def _may_lack(column: pa.ChunkedArray) -> bool:
+    """Return whether a value may be missing: a dictionary may have a null, too."""
+    chunks = column.chunks if pa.types.is_dictionary(column.type) else ()
+    return bool(column.null_count) or any(chunk.dictionary.null_count for chunk in chunks)
 
 
 def each_key(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:

@@ -212,6 +212,7 @@ def test_text_columns_come_in_many_forms(index):
         *(pa.array(both, kind) for kind in (pa.string(), pa.large_string(), pa.string_view())),
         *(pa.array(both).dictionary_encode(), pa.array(sliced).slice(1, 2), pa.chunked_array([sliced]).slice(1)),
         *(pa.chunked_array([["ä"], ["b"]], kind) for kind in (pa.string(), pa.large_string())),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.uint64()), pa.array(both)),
     ]
     for number, form in enumerate(forms):
         columns = batch(2) | {"key": form, "offset": [number, number]}

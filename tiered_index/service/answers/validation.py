@@ -388,6 +388,8 @@ def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     else:
         encoded = text.dictionary_encode()
         index, given = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+        # NumPy counts no unsigned numbers of 64 bits
+        index = index.astype(np.int64, copy=False)
     # an Arrow dictionary may have a name twice, and names that no row has
     used = np.bincount(index, minlength=len(given)) > 0
     places = {topic: place for place, topic in enumerate(dict.fromkeys(itertools.compress(given, used)))}
