@@ -284,16 +284,14 @@ class ColdPath:
         """Return a file's verified trailer. Concurrent callers share one fetch and its error."""
         while True:
             known = self.caches.directories.get((self._index_id, stored.name))
-            if known is not None:
+            if known is not None or (known := self._trailer_at_hand(stored)) is not None:
                 return known
             mine: Future[Trailer] = Future()
             try:
                 fetch = self._fetches.setdefault(stored.name, mine)
                 if fetch is mine:
                     trailer = self._load_trailer(stored)
-                    self.caches.directories.put(
-                        (self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position
-                    )
+                    self._keep_trailer(stored, trailer)
                     mine.set_result(trailer)
                     return trailer
             except BaseException as error:  # also for an interrupt, because other threads wait
@@ -517,17 +515,29 @@ class ColdPath:
         if self._own_caches:
             self.caches.clear()
 
-    def _load_trailer(self, stored: StoredObject) -> Trailer:
-        start = stored.directory_position
-        length = stored.size_bytes - start
+    def _keep_trailer(self, stored: StoredObject, trailer: Trailer) -> None:
+        size_bytes = stored.size_bytes - stored.directory_position
+        self.caches.directories.put((self._index_id, stored.name), trailer, size_bytes)
+
+    def _trailer_at_hand(self, stored: StoredObject) -> Trailer | None:
+        """Return a file's trailer from the disk cache or the summary. None: only the file has it.
+
+        Not a part of a shared fetch, because a summary that hangs must not keep others from the file.
+        """
+        length = stored.size_bytes - stored.directory_position
         if self._folder is not None and (kept := self._folder.read(stored.name, "trailer", length)) is not None:
             with contextlib.suppress(CorruptFile):  # a wrong cache entry: read the storage
-                return verified_trailer(stored, kept)
+                trailer = verified_trailer(stored, kept)
+                self._keep_trailer(stored, trailer)
+                return trailer
         if self._summary is not None:
             self._read_summary()
         # another thread may have read it
-        if self._has_summary and (known := self.known_trailer(stored)) is not None:
-            return known
+        return self.known_trailer(stored) if self._has_summary else None
+
+    def _load_trailer(self, stored: StoredObject) -> Trailer:
+        start = stored.directory_position
+        length = stored.size_bytes - start
         fetched: list[bytes] = []
 
         def check(data: bytes) -> Trailer:

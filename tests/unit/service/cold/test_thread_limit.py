@@ -42,8 +42,8 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, lim
         made.add(3)
         clock.advance(11)
         # the threads of the opening would do it
-        reader._parts.threads._work.end()
-        reader._parts.threads._work.threads.clear()
+        reader._parts.threads._end()
+        reader._parts.threads._begin()
         limit.refuse("tiered-index-log")
         # The log is overdue by a second. The answer is as of the reader's log position.
         result = reader.query("t", "all", timeout_s=LONG_S)
@@ -56,8 +56,8 @@ def test_refreshes_of_several_indexes_without_threads(several, limit, clock, log
     with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
         clock.advance(11)
         # the threads of the opening would do it
-        reader._parts.threads._work.end()
-        reader._parts.threads._work.threads.clear()
+        reader._parts.threads._end()
+        reader._parts.threads._begin()
         limit.refuse("tiered-index-log", MANY)
         assert len(reader.query("t", "all")) == 4
         assert sorted(map(id, log_readings)) == sorted(map(id, reader._views))
