@@ -344,8 +344,8 @@ def open_parts(
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return the descriptor that an index must have: by `config`, else by `stored` (None: new), else by the preset.
 
-    Raises `ConfigError` for a new index with a column that has the name of an answer's field, and for a fingerprint of
-    another type than that of keys.
+    Raises `ConfigError` for a column of a new index that has the name of a field of answers. It also raises it for a
+    fingerprint of another type than `>u4`.
     """
     if stored is None:
         geometry = config.geometry()

@@ -82,7 +82,7 @@ def test_a_cancelled_export_is_closed_once_its_batch_is_read(uri):
 
 
 def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused(uri):
-    """The batch of the cancelled task goes nowhere, so the rest would not be all entries."""
+    """Nobody gets the batch of the cancelled task, so the rest would not be all entries."""
     storage = Watched(open_storage(uri))
 
     async def cancelled():
