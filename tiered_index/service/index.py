@@ -399,8 +399,8 @@ class IndexService(Lookups[ItemT]):
         The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
         from the disk. The call also returns None in these cases:
 
-        - The buffer has an entry of the key or more than 8,192 entries, or the index is of preset ``rocketmq`` and the
-          buffer has an entry.
+        - The buffer has an entry of the key, or more than 8,192 entries.
+        - The buffer has entries, and the index is of preset ``rocketmq``.
         - The buffer has entries, and no file in the range has the topic.
         - The list of files has changed since the last `query`.
         - The index has more than 500 files.

@@ -265,7 +265,7 @@ class WriteBuffer:
             return False
         if len(topic) > MAX_TOPIC_UNITS or len(key) > MAX_KEY_UNITS or not (key.isascii() or max(key) < _SURROGATES):
             return False
-        # in this order, because entries go on to `_ready`, `_flushing`, and files
+        # in this order, because entries move to `_ready`, then to `_flushing`, then to files
         parts: list[OpenChunk | Columns] = [self.open]
         parts += [chunk.content for chunk in self._ready]
         parts += [chunk.content for chunk in self._flushing]
