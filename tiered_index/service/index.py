@@ -137,7 +137,7 @@ class IndexService(Lookups[ItemT]):
                 self._rounds.start()
         except BaseException:  # also for an interrupt, because the root must not stay locked
             self._closed = True
-            # an opening that goes on is closed when it ends, if the worker is not stopped before
+            # an opening that still runs is closed at its end, if the worker is not stopped before
             if self._writer.finish(self._close, _PATIENCE_S):
                 self._writer.stop(_PATIENCE_S)
             raise
