@@ -179,6 +179,7 @@ class TextSource(ABC):
                         begun = position + block.rfind(b"\n") + 1
                         raise InvalidArgument(f"{self.place}: the line at byte {begun} is longer than 16 MiB")
                     block += rest
+                read_bytes = len(block)
                 block = self._without_open_line(block)
                 blank_bytes = 0 if block.strip() else blank_bytes + len(block)
                 stop = position + len(block)
@@ -188,6 +189,9 @@ class TextSource(ABC):
                     )
                 columns, messages, keyless = self._columns(block, number or 0)
                 yield Batch(columns, messages, stop, partial(self._records, block, position, number), keyless)
+                if len(block) < read_bytes:
+                    # the rest of the held line may be there by now, and would pass for a line
+                    return
                 position = stop
                 number = None if number is None else number + block.count(b"\n")
 

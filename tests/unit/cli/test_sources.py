@@ -166,6 +166,27 @@ def test_a_last_line_without_an_end_is_taken_once(write_lines, make_message):
     assert [record.message.offset for record in read(ndjson(path), size)] == [2]
 
 
+@pytest.mark.parametrize("kind", ["ndjson", "csv"])
+def test_a_file_that_grows_while_it_is_read_gives_whole_lines(make_message, tmp_path, kind):
+    path = tmp_path / f"messages.{kind}"
+    if kind == "csv":
+        text = "topic,queue_id,key,offset,timestamp_ms,size\n" + "".join(f"orders,0,k,{i},5000,8\n" for i in range(3))
+    else:
+        text = "".join(json.dumps(make_message(i, topic="orders")) + "\n" for i in range(3))
+    begin = text.rindex("\n", 0, -1) + 1
+    cut = text.index("orders", begin) + 2
+    path.write_text(text[:cut])
+    source = open_source(path)
+    batches = source.batches(0)
+    first = next(batches)
+    with path.open("a") as handle:
+        handle.write(text[cut:] + text[begin:])
+    assert list(batches) == []
+    assert (first.messages, first.end, source.held_back_bytes) == (2, begin, cut - begin)
+    found = [(record.message.topic, record.message.offset) for record in read(open_source(path), first.end)]
+    assert found == [("orders", 2)] * 2
+
+
 @pytest.mark.parametrize("tail", [b"", b"x\n"])
 def test_a_file_that_changed_behind_the_position_is_refused(write_lines, make_message, tail):
     path = write_lines([make_message(0), make_message(1)])
