@@ -18,6 +18,8 @@ MAX_BODY_BYTES = 1 << 27
 BodyFormat = Literal["text", "json", "hex", "excerpt", "none"]
 # Characters of an excerpt, and bytes of one in hexadecimal digits.
 _EXCERPT, _EXCERPT_BYTES = 200, 32
+# Bytes of a body that an excerpt needs
+EXCERPT_OF_BYTES = 4 * _EXCERPT
 
 
 def plain(value: object) -> Any:
@@ -62,7 +64,7 @@ def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
         except (ValueError, RecursionError):
             pass  # shown as text
     if wanted == "excerpt":
-        begin = data[: 4 * _EXCERPT]
+        begin = data[:EXCERPT_OF_BYTES]
         if b"\0" not in begin:
             with contextlib.suppress(UnicodeDecodeError):
                 # a character may be cut at the end

@@ -10,6 +10,7 @@ import zlib
 import pytest
 
 from tests.rocketmq import messages
+from tests.support.memory import traced_memory
 from tests.support.stored_messages import compress
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log import layout, message
@@ -60,6 +61,20 @@ def test_a_small_body_that_claims_to_be_huge_costs_no_memory():
     assert len(bomb) < 20_000
     with pytest.raises(CorruptFile, match="larger than 65,536 bytes"):
         message.decompress(bomb, 0x301, max_bytes=1 << 16)
+
+
+@pytest.mark.parametrize("name", ["zlib", "lz4", "zstd"])
+def test_an_excerpt_decompresses_only_the_beginning(name):
+    plain = b"text" * (1 << 22)
+    stored, flag = compress(plain, name)
+    bomb = messages.message(body=stored, sys_flag=flag)
+    for body, most, size in ((stored, len(plain), len(plain)), (stored, 1000, 1001), (stored[:-1], len(plain), None)):
+        with traced_memory() as traced:
+            measured = messages.message(body=body, sys_flag=flag).plain_bytes(most)
+            assert measured == size or (size is None and measured <= len(plain))
+            shown = bomb.to_dict("excerpt", 10)
+            assert traced()[1] < 3 << 20
+        assert (shown["body"], shown["body_format"]) == ("text" * 50, "text") and "body_problem" not in shown
 
 
 def test_ids_of_messages():

@@ -11,13 +11,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.rocketmq.archived_store import index_log
+from tests.rocketmq.test_archived_queues import made
 from tests.server.conftest import PATIENCE_S, index_in, serving
 from tests.support.batches import batch
+from tests.support.stored_messages import compress
 from tiered_index import IndexItem
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
-from tiered_index.server.memory import CountedMessages, MemoryBudget, Reservation, entries_bytes
+from tiered_index.server.memory import MESSAGE_FACTOR, CountedMessages, MemoryBudget, Reservation, entries_bytes
 from tiered_index.server.pacing import PacedResponse
 from tiered_index.server.problems import Refused
 from tiered_index.storage.prices import PriceTable
@@ -223,6 +226,59 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_read(index, monke
         assert client.post("/v1/query:batch", content=narrow, headers={"content-type": "application/json"}).is_success
         answer = client.post("/v1/query:batch", json=WIDE)
         assert answer.status_code == 200 and len(answer.json()["results"][0]["items"]) == 3_000
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory):
+    """A client of a service with three messages of one key, whose bodies are a thousand times as large as stored."""
+    folder = tmp_path_factory.mktemp("bombs")
+    body, flags = compress(b" " * BOMB_BYTES + b"1", "zlib")
+    made(folder / "store", ({"keys": ["k"], "body": body, "sys_flag": flags} for _ in range(3)), 1 << 16)
+    with index_in(folder) as index:
+        index_log(index, folder / "store")
+        with serving(index, store=folder / "store") as client:
+            yield client
+
+
+BOMB_BYTES = 1 << 20
+OF_BOMBS = (("/v1/messages", {"key": "k"}), ("/v1/browse", {"at_ms": 1}))
+
+
+@pytest.mark.parametrize(("path", "asked"), OF_BOMBS)
+def test_plain_bodies_count_as_memory_of_the_answer_before_they_are_made(bombs, monkeypatch, path, asked):
+    held, grow = [], Reservation.grow
+    monkeypatch.setattr(Reservation, "grow", lambda self, size: held.append(size) or grow(self, size))
+    for body, factor in (("excerpt", 0), ("text", 3 * MESSAGE_FACTOR), ("json", 3 * MESSAGE_FACTOR + 50)):
+        held.clear()
+        got = bombs.get(path, params={"topic": "orders", "body": body, **asked})
+        forms = [one["message"]["body_format"] for one in got.json()["messages"]]
+        assert forms == ["json" if body == "json" else "text"] * 3
+        assert factor <= sum(held) / BOMB_BYTES < factor + 0.1
+
+    def full(self, size):
+        if size > BOMB_BYTES:
+            raise Refused(503, "full")
+        grow(self, size)
+
+    monkeypatch.setattr(Reservation, "grow", full)
+    assert bombs.get(path, params={"topic": "orders", **asked}).status_code == 503
+
+
+@pytest.mark.parametrize(("path", "asked"), OF_BOMBS)
+def test_no_body_is_decompressed_after_the_deadline(bombs, monkeypatch, path, asked):
+    left_s = Allowance.left_s
+
+    def late(self, *when):
+        if when:
+            self._began_s -= 3600
+        return left_s(self, *when)
+
+    monkeypatch.setattr(Allowance, "left_s", late)
+    got = bombs.get(path, params={"topic": "orders", **asked})
+    assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
+    if path == "/v1/messages":
+        answer = bombs.get(path, params={"topic": "orders", "allow_partial": True, **asked}).json()
+        assert ["body_problem" in one["message"] for one in answer["messages"]] == [True] * 3
 
 
 def test_a_stream_counts_its_bytes_and_says_where_to_continue(index):

@@ -66,13 +66,13 @@ class Allowance:
             # `end` was called meanwhile, in another thread
             usage.max_requests = 0
 
-    def left_s(self) -> float:
-        """Return the seconds that are left. Raises `BudgetExceeded` if there are none."""
+    def left_s(self, when: str = "before the lookup could begin") -> float:
+        """Return the seconds that are left. Raises `BudgetExceeded` if there are none; `when` is for its message."""
         limit_s = self.limits.timeout_s
         assert limit_s is not None
         left_s = self._began_s + limit_s - time.monotonic()
         if left_s <= 0:
-            raise BudgetExceeded(f"timeout_s={limit_s:g} was reached before the lookup could begin")
+            raise BudgetExceeded(f"timeout_s={limit_s:g} was reached {when}")
         return left_s
 
     def end(self) -> None:

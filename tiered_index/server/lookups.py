@@ -36,6 +36,7 @@ from tiered_index.server.memory import (
     CountedMessages,
     MemoryInUse,
     Reservation,
+    ShownBodies,
     entries_bytes,
     parsed_bytes,
 )
@@ -340,7 +341,7 @@ class LookupHandlers(Handlers):
             "messages",
             {"topic": asked.topic, "key": asked.key} | ({"contains": asked.contains} if asked.contains else {}),
             look_up,
-            partial(self._messages_encoded, asked, _tells_files(request, asked)),
+            partial(self._messages_encoded, request, asked, allowance),
         )
 
     async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:
@@ -379,7 +380,7 @@ class LookupHandlers(Handlers):
             "message",
             {"id": msg_id[:200], "topic": asked.topic and asked.topic[:SHOWN]},
             look_up,
-            partial(self._messages_encoded, asked, _tells_files(request, asked)),
+            partial(self._messages_encoded, request, asked, allowance),
         )
 
     async def browse(self, request: Request, asked: parameters.BrowseParameters) -> Response:
@@ -423,18 +424,19 @@ class LookupHandlers(Handlers):
 
         what = {"topic": asked.topic, "queue_id": asked.queue_id, "at_ms": asked.at_ms}
         what |= {"cursor": asked.cursor and asked.cursor[:SHOWN]}
-        encoded = partial(self._browsed_encoded, asked.topic, asked.body, caller)
+        bodies = ShownBodies(reservation, allowance, asked.body, self.served.caps.message_bytes)
+        encoded = partial(self._browsed_encoded, asked.topic, bodies, caller)
         return await self._answer(request, allowance, "browse", what, look_up, encoded)
 
-    def _browsed_encoded(self, topic: str, body: parameters.Body, caller: Caller, answer: Browsed) -> Document:
-        redaction, left, shown = self.served.redaction, self.served.caps.message_bytes, []
+    def _browsed_encoded(self, topic: str, bodies: ShownBodies, caller: Caller, answer: Browsed) -> Document:
+        redaction, shown = self.served.redaction, []
         for one in answer.messages:
             # a reason may name other topics
             problem = one.problem and (redaction.text(one.problem) if caller.topics is None else _UNREADABLE)
-            message = None if one.message is None else one.message.to_dict(body, left)
+            message = None if one.message is None else bodies.document(one.message)
             place = {"queue_id": one.queue_id, "queue_offset": one.queue_offset}
             shown.append(wire.encode({**place, "message": message, "problem": problem}).rstrip())
-            left = max(0, left - len(shown[-1]))
+            bodies.count(len(shown[-1]))
         ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
         whole = {"topic": topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
         # reads of the archive are about all topics
@@ -464,17 +466,23 @@ class LookupHandlers(Handlers):
         return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000))
 
     def _messages_encoded(
-        self, asked: parameters.MessagesParameters | parameters.MessageParameters, files: bool, answer: MessagesResult
+        self,
+        request: Request,
+        asked: parameters.MessagesParameters | parameters.MessageParameters,
+        allowance: Allowance,
+        answer: MessagesResult,
     ) -> bytes | Document:
-        redaction, left = self.served.redaction, self.served.caps.message_bytes
+        redaction, most_bytes = self.served.redaction, self.served.caps.message_bytes
+        reservation: Reservation = request.state.reservation
+        bodies = ShownBodies(reservation, allowance, asked.body, most_bytes, allow_partial=asked.allow_partial)
         shown = []
         for one in answer.messages:
-            # a compressed body can become a thousand times its size
-            document = one.to_dict(asked.body, left)
+            document = bodies.document(one)
             # redact only the places, not the message
             document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
             shown.append(wire.encode(document).rstrip())
-            left = max(0, left - len(shown[-1]))
+            bodies.count(len(shown[-1]))
+        files = _tells_files(request, asked)
         whole = _with_messages(redaction.document(replace(answer, messages=()).to_dict(files=files)), shown)
         if isinstance(asked, parameters.MessageParameters):
             return whole

@@ -13,11 +13,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tiered_index.server.calls import CLIENT_GONE
+from tiered_index.encoding import BodyFormat
+from tiered_index.errors import BudgetExceeded
+from tiered_index.kafka.record import KafkaRecord
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.server.calls import CLIENT_GONE, Allowance
 from tiered_index.server.problems import Refused
-from tiered_index.service.lookup.messages import Fetched, MessageSource
+from tiered_index.service.lookup.messages import Fetched, FoundMessage, MessageSource
 from tiered_index.types import IndexItem
 
 T = TypeVar("T")
@@ -183,6 +187,60 @@ class CountedMessages:
         """As `MessageSource.fetch`. Raises `Refused` if the budget lacks memory for the messages."""
         self.reservation.grow(MESSAGE_FACTOR * sum(item.size for item in items))
         return self.source.fetch(items, topic, key)
+
+
+class ShownBodies:
+    """Bounds the bodies of one answer while they are shown: in total `left` bytes, within memory and time."""
+
+    def __init__(
+        self,
+        reservation: Reservation,
+        allowance: Allowance,
+        wanted: BodyFormat,
+        left: int,
+        *,
+        allow_partial: bool = False,
+    ) -> None:
+        self.left = left
+        self._reservation = reservation
+        self._allowance = allowance
+        self._wanted = wanted
+        self._allow_partial = allow_partial
+        self._parsed_bytes = 0
+
+    def document(self, found: Fetched | FoundMessage) -> dict[str, Any]:
+        """Return `found` JSON-ready. Raises `Refused` if the budget lacks memory for its plain body.
+
+        Raises `BudgetExceeded` after the deadline if a body is compressed. With `allow_partial`, such a body is shown
+        as stored.
+        """
+        message = found.message if isinstance(found, Fetched) else found
+        return found.to_dict(self._wanted, self._claimed(message))
+
+    def count(self, size: int) -> None:
+        """Count the bytes of a document that was made."""
+        self.left = max(0, self.left - size)
+
+    def _claimed(self, message: FoundMessage | None) -> int:
+        """Reserve memory for a message's plain body; return the bytes that it may have."""
+        if self._wanted in ("excerpt", "none") or not isinstance(message, Message | KafkaRecord):
+            return self.left
+        size = message.size
+        if isinstance(message, Message) and message.compression is not None:
+            try:
+                self._allowance.left_s("while bodies were decompressed")
+            except BudgetExceeded:
+                if self._allow_partial:
+                    return 0
+                raise
+            # a compressed body can become a thousand times its size
+            size = message.plain_bytes(self.left)
+            self._reservation.grow(MESSAGE_FACTOR * size)
+        if self._wanted == "json" and size > self._parsed_bytes:
+            # one body is parsed at a time
+            self._reservation.grow(_PARSED_FACTOR * (size - self._parsed_bytes))
+            self._parsed_bytes = size
+        return self.left
 
 
 def _no_memory_left() -> Refused:

@@ -8,14 +8,15 @@ never quote stored bytes, because the caller may not be allowed to see the messa
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.encoding import EXCERPT_OF_BYTES, MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import Host
@@ -30,14 +31,17 @@ def _compression_of(sys_flag: int) -> str | None:
     return _NAMES.get(sys_flag & layout.COMPRESSION_MASK, "unknown") if sys_flag & layout.COMPRESSED else None
 
 
-def decompress(body: bytes, sys_flag: int, *, file: str = "message", max_bytes: int = MAX_BODY_BYTES) -> bytes:
+def decompress(
+    body: bytes, sys_flag: int, *, file: str = "message", max_bytes: int = MAX_BODY_BYTES, only_begin: bool = False
+) -> bytes:
     """Return the plain body (of zlib, LZ4 frames or zstd).
 
-    A few KiB can become gigabytes, so a body of more than `max_bytes` raises. Raises `CorruptFile` for `file`.
+    A few KiB can become gigabytes, so a body of more than `max_bytes` raises, or is cut if `only_begin`. Raises
+    `CorruptFile` for `file`.
     """
     name = _compression_of(sys_flag)
     if name is None or not body:
-        return body
+        return body[:max_bytes] if only_begin else body
     if name == "unknown":
         raise CorruptFile(file, f"unknown compression type {(sys_flag & layout.COMPRESSION_MASK) >> 8}")
     # Imported on use, as below: few bodies are compressed
@@ -54,10 +58,33 @@ def decompress(body: bytes, sys_flag: int, *, file: str = "message", max_bytes: 
     except (zlib.error, OSError, pa.ArrowException) as error:
         raise CorruptFile(file, f"the {name} body can't be decompressed ({error})") from error
     if len(plain) > max_bytes:
+        if only_begin:
+            return plain[:max_bytes]
         raise CorruptFile(file, f"the {name} body is larger than {max_bytes:,} bytes")
     if not ended:
         raise CorruptFile(file, f"the {name} body is cut short")
     return plain
+
+
+# Stored bytes of zlib that are decompressed at once to find the size, to at most 1,032 times as many; others are read
+# in pieces.
+_STEP_BYTES, _PIECE_BYTES = 1 << 10, 1 << 20
+
+
+def _plain_sizes(body: bytes, name: str) -> Iterator[int]:
+    """Yield the sizes of the plain body's pieces, each about a MiB at most. Raises if the body is damaged."""
+    if name == "zlib":
+        inflater = zlib.decompressobj()
+        for at in range(0, len(body), _STEP_BYTES):
+            yield len(inflater.decompress(body[at : at + _STEP_BYTES]))
+            if inflater.eof:
+                return
+    elif name != "unknown" and body:
+        import pyarrow as pa
+
+        with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                yield len(piece)
 
 
 Buffer = bytes | bytearray | memoryview
@@ -266,9 +293,26 @@ class Message(NamedTuple):
         """Message id, keys and values of properties."""
         return (self.offset_msg_id, *self.index_keys, *self.properties.values())
 
-    def body(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-        """Return the plain body. Raises `CorruptFile` if it can't be decompressed or is larger than `max_bytes`."""
-        return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
+    def body(self, max_bytes: int = MAX_BODY_BYTES, *, only_begin: bool = False) -> bytes:
+        """Return the plain body; with `only_begin`, up to `max_bytes` of it.
+
+        Raises `CorruptFile` if it can't be decompressed, or is larger than `max_bytes` without `only_begin`.
+        """
+        file = f"message {self.offset_msg_id}"
+        return decompress(self.raw_body, self.sys_flag, file=file, max_bytes=max_bytes, only_begin=only_begin)
+
+    def plain_bytes(self, max_bytes: int) -> int:
+        """Return the bytes that `body(max_bytes)` decompresses. It takes little memory, also for a damaged body."""
+        if self.compression is None:
+            return len(self.raw_body)
+        import pyarrow as pa
+
+        size = 0
+        with contextlib.suppress(zlib.error, OSError, pa.ArrowException):
+            for piece in _plain_sizes(self.raw_body, self.compression):
+                if (size := size + piece) > max_bytes:
+                    return max_bytes + 1
+        return size
 
     def encode(self) -> bytes:
         """Return the stored bytes, `size` and `body_crc` as they are: a decoded message gives its own bytes."""
@@ -366,12 +410,13 @@ def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BY
     """Return ``body`` and ``body_format``. A body that is not JSON becomes text; one that is not text, hexadecimal.
 
     A body that can't be decompressed within `max_bytes` is returned as stored, in hexadecimal digits, with
-    ``body_problem``. "excerpt" returns only the beginning, "none" an empty dict.
+    ``body_problem``. "excerpt" returns only the beginning, and decompresses no more. "none" returns an empty dict.
     """
     if wanted == "none":
         return {}
+    most_bytes, only_begin = (EXCERPT_OF_BYTES, True) if wanted == "excerpt" else (max_bytes, False)
     try:
-        plain = message.body(max_bytes)
+        plain = message.body(most_bytes, only_begin=only_begin)
     except CorruptFile as error:
         return {"body": message.raw_body.hex(), "body_format": "hex", "body_problem": str(error)}
     return show_bytes(plain, wanted)
