@@ -71,7 +71,10 @@ def test_a_request_with_two_hosts_is_refused(connection):
         connection.sendall(b"GET /v1/topics" + HOST + host + b"\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
     # in the request's target, too, as proxies get it
-    for host, status in ((b"127.0.0.1", b"400"), (b"localhost", b"200"), (b"x@localhost", b"400")):
+    for host, status in (
+        *((b"127.0.0.1", b"400"), (b"localhost", b"200"), (b"x@localhost", b"400")),
+        *((b"[127.0.0.1]", b"400"), (b"[::1", b"400")),
+    ):
         connection.sendall(b"GET http://" + host + b"/v1/topics" + HOST + b"\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
 

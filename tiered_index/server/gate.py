@@ -235,8 +235,13 @@ def _check_host(scope: Scope, headers: dict[bytes, bytes]) -> None:
     """Raise `Refused` for two different hosts: a proxy and this service could use different ones (RFC 9112)."""
     if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
         raise Refused(400, "the header Host is given more than once")
-    target = scope.get("extensions", {}).get(TARGET)
-    if target is not None and urlsplit(target["url"]).netloc.lower() != headers.get(b"host", b"").lower():
+    if (target := scope.get("extensions", {}).get(TARGET)) is None:
+        return
+    try:
+        host = urlsplit(target["url"]).netloc
+    except ValueError:
+        raise Refused(400, "the request's target is not a URL") from None
+    if host.lower() != headers.get(b"host", b"").lower():
         raise Refused(400, "the request names one host in its target and another one in Host")
 
 
