@@ -204,7 +204,14 @@ def test_a_local_file_tells_how_keys_were_given(servers, producing, topic, tmp_p
 
 def test_places_of_records():
     assert parse_place("kafka:orders/3/1234") == ("orders", 3, 1234)
-    for wrong in ("kafka:orders/3", "kafka:/3/4", "kafka:orders/x/1", "orders/3/1"):
+    assert parse_place(f"kafka:orders/{2**31 - 1}/{2**63 - 1}") == ("orders", 2**31 - 1, 2**63 - 1)
+    beyond = (
+        f"kafka:orders/{2**31}/1",
+        f"kafka:orders/1/{2**63}",
+        "kafka:orders/1/" + "9" * 5000,
+        "kafka:or\0ders/3/1",
+    )
+    for wrong in ("kafka:orders/3", "kafka:/3/4", "kafka:orders/x/1", "orders/3/1", *beyond):
         with pytest.raises(InvalidArgument, match="kafka:TOPIC/PARTITION/OFFSET"):
             parse_place(wrong)
 

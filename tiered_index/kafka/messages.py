@@ -28,7 +28,9 @@ from tiered_index.service.threads import each
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 
-_PLACE = re.compile(r"kafka:([^/]+)/([0-9]+)/([0-9]+)")
+_PLACE = re.compile(r"kafka:([^/\0]+)/([0-9]{1,19})/([0-9]{1,19})")
+# Kafka's partitions have 32 bits, and its offsets 64
+_MOST_PARTITION, _MOST_OFFSET = 2**31 - 1, 2**63 - 1
 # how often a segment is looked for that was replaced since the log was read
 _LOOKS = 5
 # entries of the preset `rocketmq` may be one second off
@@ -37,9 +39,11 @@ _CLOCK_STEP_S = 1
 
 def parse_place(text: str) -> tuple[str, int, int]:
     """Return topic, partition and offset of ``kafka:TOPIC/PARTITION/OFFSET``. Raises `InvalidArgument`."""
-    if (found := _PLACE.fullmatch(text)) is None:
-        raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r}")
-    return found[1], int(found[2]), int(found[3])
+    if (found := _PLACE.fullmatch(text)) is not None:
+        topic, partition, offset = found[1], int(found[2]), int(found[3])
+        if partition <= _MOST_PARTITION and offset <= _MOST_OFFSET:
+            return topic, partition, offset
+    raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r:.200}")
 
 
 @dataclass(slots=True)
