@@ -240,6 +240,9 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     # the records alone were uploaded yet
     assert "archived" in run("message", f"kafka:{topic}/0/0", "--storage", storage)
     assert "local" in run("message", f"kafka:{topic}/0/0", *broker)
+    # microseconds
+    producing.send(topic, [{"key": "b", "value": value, "partition": 0, "timestamp": TIME_MS * 1000}])
+    assert run("message", f"kafka:{topic}/0/1", *broker).startswith(f"{TIME_MS * 1000}  local")
     cluster.trim(topic, 0, 1)
     assert "archived" in run("message", f"kafka:{topic}/0/0", *broker, "--storage", storage)
     wrong = run_here("message", "kafka:none/0/0", "--storage", storage)

@@ -18,6 +18,7 @@ from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.results import show_fields
+from tiered_index.cli.results import shown as value_text
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
@@ -90,7 +91,8 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) 
         )
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
         return
-    time = format_time(shown.get("store_ms", shown.get("timestamp_ms"))) or "no time"
+    # a producer may give any number as a record's time
+    time = value_text("timestamp_ms", shown.get("store_ms", shown.get("timestamp_ms"))) or "no time"
     queue = f"  queue {shown['queue_id']}  queue offset {shown['queue_offset']}" if "queue_id" in shown else ""
     out.line(f"{time}{queue}  {fetched.state}")
     properties = {n: value for n, value in shown.get("properties", {}).items() if n not in (KEYS, TAGS, UNIQ_KEY)}
