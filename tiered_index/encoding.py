@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +61,7 @@ def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
         return {}
     if wanted == "json":
         try:
-            return {"body": json.loads(data, parse_constant=_no_constant), "body_format": "json"}
+            return {"body": json.loads(data, parse_constant=_no_constant, parse_float=_finite), "body_format": "json"}
         except (ValueError, RecursionError):
             pass  # shown as text
     if wanted == "excerpt":
@@ -81,3 +82,9 @@ def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    if math.isinf(value := float(number)):
+        raise ValueError("a number is too large for a double")
+    return value

@@ -85,6 +85,8 @@ def test_ids_of_ipv6_brokers(tmp_path):
         (b'{"a": 1}', "text", {"body": '{"a": 1}', "body_format": "text"}),
         (b"plain", "json", {"body": "plain", "body_format": "text"}),
         (b"NaN", "json", {"body": "NaN", "body_format": "text"}),
+        (b'{"x": 1e308}', "json", {"body": {"x": 1e308}, "body_format": "json"}),
+        (b'{"x": -1e999}', "json", {"body": '{"x": -1e999}', "body_format": "text"}),
         (b"[" * 100_000, "json", {"body": "[" * 100_000, "body_format": "text"}),
         (b"\xff\xfe", "json", {"body": "fffe", "body_format": "hex"}),
         (b"a\0b", "text", {"body": "610062", "body_format": "hex"}),
