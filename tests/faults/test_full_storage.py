@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.merging import DAY_S, Merging
 from tiered_index.errors import DiskFull
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -48,3 +49,34 @@ def test_a_known_root_starts_while_the_storage_has_no_room(stored):
     world.do("open 2 flush")
     disk.clear()
     world.heal()
+
+
+class FullAfterName(FaultDisk):
+    """Once `armed`, it is full at the next sync of the log's folder after a record got its name there."""
+
+    armed, named = False, None
+
+    def link(self, source, target):
+        super().link(source, target)
+        self.named = target.parent
+
+    def sync_folder(self, folder):
+        if self.armed and folder.name == "log%" and folder == self.named:
+            self.armed = False
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().sync_folder(folder)
+
+
+def test_a_merge_keeps_the_objects_of_a_record_that_has_no_room_after_its_name(tmp_path):
+    disk = FullAfterName()
+    life = Merging(tmp_path, LocalStorage(tmp_path / "store", disk=disk))
+    life.fill()
+    disk.armed, disk.named = True, None
+    with pytest.raises(DiskFull):
+        life.merge(DAY_S)
+    assert not disk.armed
+    assert life.state.tables
+    for name in life.state.objects:
+        assert life.storage.head(name)
+    life.check()
+    life.close()

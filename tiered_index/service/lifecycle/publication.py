@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import (
     CorruptFile,
+    DiskFull,
     InvalidArgument,
     StorageError,
     StorageUnavailable,
@@ -246,7 +247,7 @@ class Publication:
         try:
             state = self._log.append(what, self._epoch, made_in_time)
         except TieredIndexError as error:
-            is_over = self._epoch is None and not isinstance(error, StorageError | InvalidArgument)
+            is_over = self._epoch is None and not isinstance(error, StorageError | DiskFull | InvalidArgument)
             if is_over or isinstance(error, WriterFenced):
                 # no later record can name the objects; after `InvalidArgument` the caller may try another record
                 self.resolve(self._log.state)

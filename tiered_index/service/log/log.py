@@ -696,7 +696,7 @@ class StorageLog:
         - `StorageUnavailable` if the outcome is unknown. In a repeated call, `make` sees the record if it is there.
         - `InvalidArgument` for a record that readers would refuse.
 
-        After any error that is not a `StorageError` the record is certainly not in the log.
+        After any error that is neither a `StorageError` nor a `DiskFull` the record is certainly not in the log.
         """
         state, is_put = self._append(what, epoch, make)
         # also for a job that finds its record: its first try may have ended between the record and the summary
@@ -760,7 +760,7 @@ class StorageLog:
         self._read_on(self.state, is_end_checked=True)
 
     def _put(self, record: LogRecord, data: bytes) -> LogRecord:
-        """Put a record. Return the record with its number: this one or an earlier one. Raises only `StorageError`."""
+        """Put a record. Return it, or an earlier one with its number. Raises only `StorageError` and `DiskFull`."""
         name = log_name(record.number)
         try:
             try:
