@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from tiered_index.documents import (
     rows_of,
     text,
 )
-from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
 
@@ -100,6 +100,8 @@ class Journal:
 
 def _record(document: dict[str, Any]) -> bytes:
     payload = json.dumps(document, separators=(",", ":")).encode()
+    if len(payload) > _MAX_RECORD:  # a reader would drop it as torn
+        raise InvalidArgument(f"a journal record of {len(payload):,} bytes: at most {_MAX_RECORD:,} are possible")
     length = len(payload).to_bytes(4, "big")
     return length + zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "big") + payload
 
@@ -121,10 +123,17 @@ def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence
     """Return the record of a durable batch, which may have no entries. `positions` become durable with it.
 
     `topics` are the (id, name) pairs that this batch uses first. They have no record of their own, because a crash may
-    lose only the first page of a write. Two records in one write would then look like damage.
+    lose only the first page of a write. Two records in one write would then look like damage. Raises `InvalidArgument`
+    if the record is too long for readers. See `fit_record`.
     """
     document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
     return _record(document | {"topics": topics} if topics else document)
+
+
+def fit_record(topics: Iterable[tuple[int, str]]) -> bool:
+    """Return whether the (id, name) pairs of a batch take at most half of a record, so that the rest fits, too."""
+    # in JSON a character is at most two escapes of six bytes
+    return sum(32 + 12 * len(name) for _, name in topics) <= _MAX_RECORD // 2
 
 
 def encode_seal() -> bytes:

@@ -219,8 +219,8 @@ positions-before-flush: a position counts as durable before its entries are
   tests/faults/test_full_disk.py::test_a_flush_that_fails_makes_no_position_durable
 positions-with-the-first-piece: a batch's position is durable with its first piece, not with its last
   in Appender.write
-  - self._append(file, piece, run.positions if last else {})
-  + self._append(file, piece, run.positions)
+  - self._append(file, piece, names, run.positions if last else {})
+  + self._append(file, piece, names, run.positions)
   tests/reliability/test_crashes.py::test_every_crash[writing]
 log-positions-go-back: a record with smaller positions decreases the log's positions
   in LogReplay.add

@@ -6,7 +6,8 @@ import zlib
 
 import pytest
 
-from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
+from tiered_index.format import journal as journal_module
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, Layout
 
@@ -46,6 +47,15 @@ def test_whole_journal():
     assert journal.batches[0] == BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001)
     fresh = parse_journal(OPEN, "j")
     assert (fresh.count, fresh.seconds, fresh.end_ms, fresh.sealed) == (0, None, 0, False)
+
+
+def test_a_record_that_no_reader_takes_is_refused(monkeypatch):
+    batch = BatchRecord(1, 1, 11, 0, 0, 0)
+    longest = len(encode_batch(batch, {"a": 1})) - 8
+    monkeypatch.setattr(journal_module, "_MAX_RECORD", longest)
+    encode_batch(batch, {"a": 1})
+    with pytest.raises(InvalidArgument, match="journal record"):
+        encode_batch(batch, {"aa": 1})
 
 
 def test_torn_at_every_byte_is_a_prefix_of_records():

@@ -11,6 +11,7 @@ from tests.support.hanging import until
 from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, kernels
 from tiered_index.errors import BackPressure
+from tiered_index.format import journal
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.threads import Worker
@@ -86,6 +87,20 @@ def test_a_files_interval_grows_with_what_it_takes(open_index, clock, storage):
         assert len(index.query("t", "k", T + 900_001 + 1000)) == 0
         assert {handle.place for handle in index.files()} == {state}
         upload(index)
+
+
+def test_the_names_of_many_topics_take_several_journal_records(open_index, monkeypatch):
+    monkeypatch.setattr(journal, "_MAX_RECORD", 4096)
+    index = open_index("root", items=1000)
+    topics = [f"{number:03d}".ljust(100, "ж") for number in range(200)]
+    for number, topic in enumerate(topics):
+        index.put(topic, 0, "k", number, 1, T, source="s", source_position=number)
+    index.flush()
+    index.abandon()
+    index = open_index("root", items=1000)
+    assert [[item.offset for item in index.query(topic, "k")] for topic in topics] == [[n] for n in range(200)]
+    assert index.durable_position("s") == 199
+    assert [handle.count for handle in index.files()] == [200]
 
 
 def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tiered_index.clock import Clock, StepTimes
 from tiered_index.errors import DiskFull, TieredIndexError
-from tiered_index.format.journal import Journal
+from tiered_index.format.journal import Journal, fit_record
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.service.answers.validation import Columns, TopicTable
@@ -104,11 +104,12 @@ class Appender:
             if stop == run.done and run.done < total:
                 self._end(file)  # this time difference does not fit
                 continue
+            stop, names = self._named(file, run, stop)
             piece = {name: values[run.done : stop] for name, values in run.columns.items()}
             last = stop == total
             self._make_room(file, stop - run.done)
             try:
-                self._append(file, piece, run.positions if last else {})
+                self._append(file, piece, names, run.positions if last else {})
             except OSError as error:
                 _log.warning("an append to %s failed, so its successor takes the next entries: %s", file.path, error)
                 self._end(file)
@@ -124,8 +125,9 @@ class Appender:
             if last:
                 return
 
-    def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
-        names = [(topic_id, self.context.topics.name(topic_id)) for topic_id in _distinct(piece["topic_id"])]
+    def _append(
+        self, file: UnsealedFile, piece: Columns, names: list[tuple[int, str]], positions: dict[str, int]
+    ) -> None:
         file.append(piece, names, max_positions(self._carried, positions))
         self._show(file)
         self._carried = {}
@@ -147,6 +149,15 @@ class Appender:
         differences = run.columns["second"][run.done : stop] - file.table.begin_ms // 1000
         outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
         return run.done + int(outside[0]) if outside.size else stop
+
+    def _named(self, file: UnsealedFile, run: Run, stop: int) -> tuple[int, list[tuple[int, str]]]:
+        """Return the end of the rows before `stop` whose new topics fit one journal record, and the rows' topics."""
+        while True:
+            ids = _distinct(run.columns["topic_id"][run.done : stop])
+            names = [(topic_id, self.context.topics.name(topic_id)) for topic_id in ids]
+            if stop - run.done <= 1 or fit_record(pair for pair in names if pair[0] not in file.journal.topics):
+                return stop, names
+            stop = run.done + (stop - run.done) // 2
 
     def _writable(self, run: Run) -> UnsealedFile:
         if self.active is not None:
