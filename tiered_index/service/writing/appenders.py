@@ -184,9 +184,10 @@ class Appender:
                 self._last,
                 log_number=self.context.log.state.number,
             )
-            self.active = UnsealedFile.begin(self.context.root, reserve, journal)
-            undo.pop_all()
-        return self.active
+            file = UnsealedFile.begin(self.context.root, reserve, journal)
+            undo.pop_all()  # before the file is used, because an interrupt between the two lines closes it
+            self.active = file
+        return file
 
     def _free_begin(self, begin_ms: int) -> int:
         """Return the first free begin, in whole seconds from `begin_ms` on: RocketMQ names files by their begin."""
