@@ -337,9 +337,9 @@ class UnsealedFile(UnsealedEntries):
                 # a column of one row is contiguous, but not aligned
                 self._in_core.appended(batch.first, np.require(seconds, np.int64, ["C", "A"]))
         self.table.commit(batch)
+        self.journal.valid_length += len(log)  # before the next line, because `_cut` must keep the records in memory
         self.journal.batches.append(record)
         self.journal.positions = max_positions(self.journal.positions, positions)
-        self.journal.valid_length += len(log)
         self.failed = False
 
     def seal(self) -> None:
@@ -355,6 +355,8 @@ class UnsealedFile(UnsealedEntries):
                 self._disk.pwrite(self._journal_descriptor, record, self.journal.valid_length)
                 self._disk.sync(self._journal_descriptor)
                 self.journal.valid_length += len(record)
+            else:
+                self._cut()
         except OSError as error:
             raise disk_error(error, f"sealing {self.path}") from error
         finally:
@@ -363,6 +365,20 @@ class UnsealedFile(UnsealedEntries):
             # last, because the life cycle may then compact the file
             self.sealed = True
         self.failed = not is_whole
+
+    def _cut(self) -> None:
+        """Replace the journal by its whole records: that of a failed append has entries that are not published with it.
+
+        Best effort: without it a restart may refuse the root. The old journal is not synced again: its sync failed.
+        """
+        try:
+            if self._journal_descriptor is not None:
+                data = self.journal_path.read_bytes()
+                is_own = os.path.samestat(self.journal_path.stat(), os.fstat(self._journal_descriptor))
+                if is_own and len(data) > self.journal.valid_length:
+                    _rewrite(self._root, self.journal_path, data[: self.journal.valid_length])
+        except OSError as error:
+            _log.warning("%s may have the record of an append that failed: %s", self.journal_path, error)
 
     def show(self, now_ms: int) -> None:
         """Write header and slot table, without a sync, for RocketMQ, which does not read the journal.
@@ -476,17 +492,25 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
     look like damage without its entries. If that fails, the file is kept.
     """
     path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-    temporary = root.temporary()
     try:
         if journal_path.exists():
-            root.disk.write_file(temporary, [begun])
-            root.disk.publish(temporary, journal_path)
+            _rewrite(root, journal_path, begun)
     except OSError as error:
         _log.warning("cannot delete the empty file %s now: %s", path, error)
-        with contextlib.suppress(OSError):
-            root.disk.unlink(temporary)
         return
     deletions.unlink([path, journal_path])
+
+
+def _rewrite(root: Root, journal_path: Path, data: bytes) -> None:
+    """Durably replace a journal. Raises `OSError`."""
+    temporary = root.temporary()
+    try:
+        root.disk.write_file(temporary, [data])
+        root.disk.publish(temporary, journal_path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            root.disk.unlink(temporary)
+        raise
 
 
 def verified_entries(data: Any, journal: Journal, file: str) -> Array:
