@@ -12,7 +12,9 @@ from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.storage.disk import Disk
@@ -105,6 +107,50 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
         index.run_lifecycle()
         assert index.health()["problems"] == []
     assert run("verify", *life.place).code == run("recover", *life.place).code == 0
+
+
+def test_a_compacted_file_that_is_deleted_under_its_writer_is_published(life: Life) -> None:
+    with life.open() as index:
+        life.put(index, 0)
+        index.seal()
+        life.storage.fail("put", name_prefix="data/")
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+        (path,) = (life.root / "compacted").glob("*.index")
+        path.unlink()
+        life.put(index, 1)
+        index.seal()
+        for _ in range(2):
+            index.run_lifecycle()
+        assert len(index.log_state.files) == 2
+        assert [file.place for file in index.files()] == ["storage", "uploaded"]
+        assert len(index.query("t", "k", max_count=100)) == 20
+        assert index.health()["problems"] == []
+
+
+def test_a_step_that_fails_unexpectedly_holds_up_no_other_file(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    with life.open() as index:
+        for hour in range(2):
+            life.put(index, hour)
+            index.seal()
+        first, second = (file.file_id for file in index.files())
+        compact = Lifecycle._compact
+
+        def fail(self: Lifecycle, file: UnsealedFile) -> None:
+            if file.file_id == first:
+                raise ZeroDivisionError("division by zero")
+            compact(self, file)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Lifecycle, "_compact", fail)
+            for _ in range(2):
+                with pytest.raises(TieredIndexError, match=f"{first} failed: ZeroDivisionError: division by zero"):
+                    index.run_lifecycle()
+                assert any(first in problem for problem in index.health()["problems"])
+        assert second in index.log_state.files
+        index.run_lifecycle()
+        assert first in index.log_state.files
+        assert index.health()["problems"] == []
 
 
 def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_it_is_dropped(life: Life) -> None:

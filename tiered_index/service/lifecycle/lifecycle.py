@@ -56,7 +56,7 @@ from tiered_index.service.lifecycle.same_file import check_same
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
-from tiered_index.service.root import disk_errors
+from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.writing.appenders import QUARANTINE
 from tiered_index.storage.disk import taken_bytes
 
@@ -235,6 +235,17 @@ class Lifecycle:
                 self._context.session.fenced = error
             self._failed[name] = self.errors[name] = without_frames(error)
             return False
+        except MemoryError:  # it is no fault of this file, and others would need memory, too
+            raise
+        except Exception as error:  # noqa: BLE001 - other files must have their turn; the round raises the typed error
+            _log.exception("a step of the life cycle failed unexpectedly: %s", name)
+            what = f"a step of the life cycle of {name}"
+            self._failed[name] = self.errors[name] = (
+                disk_error(error, what)
+                if isinstance(error, OSError)
+                else TieredIndexError(f"{what} failed: {type(error).__name__}: {error}")
+            )
+            return False
         self.errors.pop(name, None)
         return True
 
@@ -379,7 +390,12 @@ class Lifecycle:
         _log.info("uploaded %s: %d entries, %d bytes as %s", file_id, file.count, known.size_bytes, known.name)
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
             context.cold.keep(known, local.data)  # only if the bytes are the same
-        context.catalog.put(open_local(target, StorageBytes(context.cold, known)))
+        try:
+            moved = open_local(target, StorageBytes(context.cold, known))
+        except FileNotFoundError:
+            _log.warning("%s was deleted; the storage has the file", target)
+            moved = open_stored(context.cold, known)
+        context.catalog.put(moved)
 
     def _sent(self, file_id: str, data: memoryview) -> Publication:
         """Send a file, unless an earlier try has, and return its publication."""
