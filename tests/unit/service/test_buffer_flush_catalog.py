@@ -10,6 +10,7 @@ from tests.support.batches import batch
 from tests.support.hanging import until
 from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, kernels
+from tiered_index.clock import ManualClock
 from tiered_index.errors import BackPressure
 from tiered_index.format import journal
 from tiered_index.service.answers.batch import LookupBatch
@@ -114,6 +115,16 @@ def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
     progress = index.run_lifecycle()
     assert (progress.compacted, progress.uploaded) == (2, 2)
     assert not index.run_lifecycle().any()
+
+
+def test_a_file_is_sealed_by_age_if_the_clock_was_set_back(open_index, clock):
+    index = open_index("root", clock=ManualClock(T + 86_400_000))
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+    index.abandon()
+    index = open_index("root", seal_after_s=100)
+    clock.advance(100)
+    assert index.run_lifecycle().uploaded == 1
 
 
 def test_local_copies_are_retired_by_age_or_by_bytes_oldest_first(open_index, clock):

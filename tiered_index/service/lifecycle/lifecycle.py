@@ -116,9 +116,7 @@ class Lifecycle:
                 raise IndexClosed("the index is closed: open it again")
             self._failed = {}
             progress = Progress()
-            self._context.flusher.roll_older_than(
-                self._context.clock.now_ms() - self._context.config.seal_after_s * 1000
-            )
+            self._context.flusher.roll_older_than(self._context.config.seal_after_s)
             self._roll_without_room()
             has_root = self._step("root", self._context.root.check)
             sealed = self._sealed()

@@ -99,23 +99,25 @@ class Flusher:
             self.quarantine.roll()
             self.main.roll()
 
-    def roll_older_than(self, created_ms: float) -> None:
-        """Flush, then seal the files that began before `created_ms`."""
+    def roll_older_than(self, age_s: float) -> None:
+        """Flush, then seal the files that are at least `age_s` old."""
         with self._lock:
             self._check_open()
-            if self._begun_before(created_ms):
+            if self._older_than(age_s):
                 # the flusher's own round reports the error
                 with contextlib.suppress(TieredIndexError):
                     self.run_once()
             # the flush has sealed full files
-            for appender in self._begun_before(created_ms):
+            for appender in self._older_than(age_s):
                 appender.roll()
 
-    def _begun_before(self, created_ms: float) -> list[Appender]:
+    def _older_than(self, age_s: float) -> list[Appender]:
+        now_ms = self.clock.now_ms()
         return [
             appender
             for appender in (self.quarantine, self.main)
-            if appender.active is not None and appender.active.journal.created_ms <= created_ms
+            # the absolute difference, so that a clock that is set back can't keep a file open permanently
+            if appender.active is not None and abs(now_ms - appender.active.journal.created_ms) >= age_s * 1000
         ]
 
     def _begin(self) -> list[tuple[Appender, Run]]:
