@@ -1,13 +1,16 @@
 """An upload whose log record had an unknown outcome was deleted when the next attempt failed. The record arrived later,
-and the log named an object that was gone.
+and the log named an object that was gone. A root did not know its own record if that arrived after a second attempt.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
+from tiered_index.service.root import Root
+from tiered_index.service.root.seen import SeenFile
 
 NOW_MS = 1_700_000_000_000
 
@@ -66,3 +69,34 @@ def test_it_is_published_if_the_record_never_arrives(waiting, storage, open_read
     service.run_lifecycle()
     assert [o.name for o in service.log_state.objects.values()] == [info.name for info in storage.list("data/")]
     assert len(open_reader().query("t", "k")) == 1
+
+
+@pytest.mark.parametrize("attempts", [2, 5])
+def test_a_root_knows_each_of_its_attempts_after_a_restart(waiting, storage, open_index, attempts):
+    service, late = waiting
+    first = late.held
+    late.delayed = True
+    for _ in range(attempts - 1):
+        with pytest.raises(StorageUnavailable):
+            service.run_lifecycle()
+        assert late.held != first
+    service.abandon()
+    storage.put_if_absent(*first)
+    service = open_index()
+    service.run_lifecycle()
+    assert not service.health()["problems"]
+    assert len(service.query("t", "k")) == 1
+    assert len(service.log_state.objects) == 1
+
+
+def test_the_place_of_the_attempts_is_never_too_small(tmp_path):
+    seen = SeenFile(Root(tmp_path, FaultDisk()))
+    tokens = [f"{number:016x}" for number in range(50)]
+    for token in tokens:
+        seen.note(10**15, "f" * 32, token)
+    last = SeenFile(Root(tmp_path, FaultDisk())).read()
+    assert last == seen.last
+    assert last.attempts == tokens[-16:]
+    assert seen.path.stat().st_size == 1024
+    seen.note(10**15 + 1, "e" * 32, "fresh")
+    assert seen.last.attempts == ["fresh"]

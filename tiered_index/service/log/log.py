@@ -302,7 +302,7 @@ class StorageLog:
         self._removed: dict[int, set[str]] = {}  # ids of files whose objects a record removed, by record
         self._settled = 0  # the newest record known to be durable
         self._root_id, self._seen = root_id, seen
-        self._attempts = deque([seen.last.attempt] if seen is not None else [], maxlen=_ATTEMPTS_KEPT)
+        self._attempts = deque(seen.last.attempts if seen is not None else [], maxlen=_ATTEMPTS_KEPT)
         self._append_lock = threading.Lock()
         self._summary_lock = threading.Lock()
         self._advance_lock = threading.Lock()
@@ -478,7 +478,7 @@ class StorageLog:
         """
         seen = seen or Seen()
         own = (state or self.state).roots.get(root_id)
-        if own is None or own[0] <= seen.number or own[1] == seen.attempt or own[1] in attempts:
+        if own is None or own[0] <= seen.number or own[1] in seen.attempts or own[1] in attempts:
             return
         raise RootBehind(
             f"{self.storage.uri}/{log_name(own[0])}",

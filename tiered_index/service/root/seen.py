@@ -1,4 +1,4 @@
-"""`root/seen`: the newest record of the storage's log that this root knows, and the root's last attempt to append one.
+"""`root/seen`: the newest record of the storage's log that this root knows, and the root's last attempts to append one.
 
 With it a root detects that an older copy of its storage, or of the root itself, was restored. It is written before each
 append, and before a local file is deleted or counts as published. Writes alternate between two slots of 512 bytes, each
@@ -20,6 +20,8 @@ from tiered_index.service.root import Root, disk_error, disk_errors
 
 SEEN = "seen"
 _PLACE_BYTES = 512
+# attempts since the record's number last grew: one of them may still be on its way to the storage. They fit in a slot
+_ATTEMPTS_KEPT = 16
 _log = logging.getLogger(__name__)
 
 
@@ -27,14 +29,19 @@ _log = logging.getLogger(__name__)
 class Seen:
     """The newest known record of the log: its number and digest.
 
-    `digest` is empty if the record was never read. `attempt` identifies the root's last append, successful or not.
-    `serial` orders the notes.
+    `digest` is empty if the record was never read. `attempt` identifies the root's last appends, successful or not,
+    with spaces between them. `serial` orders the notes.
     """
 
     number: int = 0
     digest: str = ""
     attempt: str = ""
     serial: int = 0
+
+    @property
+    def attempts(self) -> list[str]:
+        """The root's last appends, oldest first."""
+        return self.attempt.split()
 
     def encode(self) -> bytes:
         """Return the bytes of one slot."""
@@ -105,10 +112,13 @@ class SeenFile:
             later = number > known.number or (number == known.number and digest and not known.digest)
             if not later:
                 number, digest = known.number, known.digest
-            attempt = known.attempt if attempt is None else attempt
-            if not later and attempt == known.attempt:
+            attempts = known.attempts
+            if attempt is not None and attempt not in attempts:
+                # earlier ones were puts of records up to the known number
+                attempts = [*(attempts if number == known.number else ()), attempt][-_ATTEMPTS_KEPT:]
+            elif not later:
                 return
-            seen = Seen(number, digest, attempt, known.serial + 1)
+            seen = Seen(number, digest, " ".join(attempts), known.serial + 1)
             self._write(seen.encode())
             self.last, self._place = seen, 1 - self._place
 
