@@ -56,7 +56,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle.publication import stored_file, unlike
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.log import Checkpoints, StorageLog, own_objects
+from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
@@ -296,6 +296,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}
     listed = list(own(LOG_PREFIX))
+    if listed and has_hole(listed, number_of(listed[0].name)):
+        listed = list(own_objects(storage, LOG_PREFIX))
     state: LogState | None = LogState()
     if listed and number_of(listed[0].name) > 1:
         report.add(

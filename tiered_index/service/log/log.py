@@ -18,7 +18,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -85,6 +85,14 @@ def own_objects(
             foreign(info)
         else:
             _warn_of_foreign(storage.uri, info.name)
+
+
+def has_hole(listed: Sequence[ObjectInfo], first: int) -> bool:
+    """Return whether a listing of the log from record `first` lacks one before its last.
+
+    List once more then. A listing beside appends may have a later record without an earlier one.
+    """
+    return bool(listed) and number_of(listed[-1].name) != first + len(listed) - 1
 
 
 def read_again(read: Callable[[], T]) -> T:
@@ -565,6 +573,8 @@ class StorageLog:
         # that an empty storage looks like one without news
         begun_s = self.clock.monotonic_s()
         infos = self._list_from(last) if listed is None else listed
+        if has_hole(infos, last or 1):
+            infos = self._list_from(last)
         self._listed_s = begun_s
         if last:
             if not infos or infos[0].name != log_name(last):
