@@ -20,6 +20,7 @@ from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
+    CorruptFile,
     DiskFull,
     InvalidArgument,
     NotAnIndex,
@@ -331,9 +332,8 @@ def open_parts(
         if state is not None:
             try:
                 # other objects of a file that the log names may belong to a repair
-                compacted = {file.file_id for file in recovered.compacted}
-                parts.lifecycle.sweep_attempts(compacted - state.files.keys())
-            except StorageError as error:
+                parts.lifecycle.sweep_attempts(f for f in recovered.compacted if f.file_id not in state.files)
+            except (StorageError, CorruptFile) as error:
                 _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()
             apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)

@@ -11,10 +11,12 @@ from tests.support.hanging import until
 from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
+from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
+from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
@@ -92,6 +94,27 @@ def test_a_restart_leaves_the_upload_of_a_repair(open_index, faulty, storage):
     index.run_lifecycle()
     assert [handle.place for handle in index.files()] == ["uploaded"]
     assert [item.offset for item in index.query("t", "k")] == [1]
+
+
+def test_a_restart_leaves_an_object_that_a_merge_has_just_removed(open_index, faulty, storage, clock):
+    """The record exists, but the file was not moved. An export may still read its object."""
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    compact_only(index, faulty)
+    index._lifecycle._context.root.disk.fail("rename", times=None)
+    with pytest.raises(StorageUnavailable, match="moving"):
+        index.run_lifecycle()
+    (name,) = index.log_state.objects
+    index.abandon()
+    clock.advance(3 * 86_400)
+    assert merge_all(storage, clock).sources == 1
+    index = open_index("root")
+    assert storage.head(name)
+    index.run_lifecycle()
+    assert storage.head(name)
+    assert [item.offset for item in index.query("t", "k")] == [1]
+    clock.advance(2 * 86_400)
+    assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
 
 
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):

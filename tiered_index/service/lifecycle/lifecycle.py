@@ -183,13 +183,19 @@ class Lifecycle:
         with self._lock:
             self._step("damaged", self._tend_damaged)
 
-    def sweep_attempts(self, file_ids: set[str]) -> None:
-        """Delete the objects of unfinished uploads of these files."""
-        if file_ids:
-            storage, named = self._context.session.storage, self._context.session.log.refresh().objects
-            infos = [info for file_id in sorted(file_ids) for info in own_objects(storage, data_prefix(file_id))]
-            storage.delete_many([info.name for info in infos if info.name not in named])
-            abort_uploads(storage, DATA_PREFIX, lambda name: name.split("/")[1] in file_ids)
+    def sweep_attempts(self, files: Iterable[CompactedFile]) -> None:
+        """Delete the objects of unfinished uploads of these files.
+
+        `orphans` deletes objects of files that a record has removed, because others may still read them.
+        """
+        if began := {file.file_id: _log_number(file) for file in files}:
+            storage, log = self._context.session.storage, self._context.session.log
+            state = log.refresh()
+            infos = [info for file_id in sorted(began) for info in own_objects(storage, data_prefix(file_id))]
+            if left := [info.name for info in infos if info.name not in state.objects]:
+                removed = log.removed_files(state, min(began.values()))
+                storage.delete_many([name for name in left if name.split("/")[1] not in removed])
+            abort_uploads(storage, DATA_PREFIX, lambda name: name.split("/")[1] in began)
 
     def end(self) -> None:
         """Make `run_once` raise `IndexClosed` from now on."""
@@ -360,8 +366,7 @@ class Lifecycle:
         # checks that this is still the index's storage, for a twelfth of the cost of a listing
         session.log.check_end()
         known = state.object_of(file_id)
-        # `log_number` is that of a record before all that name the file; 0 for files of older versions
-        removed = partial(session.log.removed_files, after=int(file.metadata().more.get("log_number", 0)))
+        removed = partial(session.log.removed_files, after=_log_number(file))
         if known is not None:
             if publication is not None:
                 publication.resolve(state)
@@ -450,3 +455,8 @@ class Lifecycle:
         check_size(self._context.session.storage, stored, "its local copy")
         self._context.catalog.put(open_stored(self._context.cold, stored), self._context.dispose(file.file_id))
         _log.info("retired the local copy of %s: %d bytes", file.file_id, stored.size_bytes)
+
+
+def _log_number(file: CompactedFile) -> int:
+    """Return the number of a record before all that name the file; 0 for files of older versions."""
+    return int(file.metadata().more.get("log_number", 0))
