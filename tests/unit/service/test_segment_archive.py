@@ -7,6 +7,7 @@ import pytest
 from tests.support.log_records import GENESIS, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
 from tiered_index.errors import (
     CorruptFile,
     IndexClosed,
@@ -317,6 +318,17 @@ def test_an_object_that_a_record_has_just_removed_is_not_swept(open_index, fault
     later = open_index("a", storage_backend=faulty)
     archive(later, content(1000))
     assert old not in names(faulty) and len(names(faulty)) == 1
+
+
+def test_a_host_whose_clock_is_days_fast_sweeps_no_segment_that_was_just_replaced(open_index, faulty, clock):
+    first = open_index("a", storage_backend=faulty)
+    archive(first, content(1000))
+    (before,) = first.archived()
+    assert rewritten(first, content(1000, 3), before.published_ms)
+    first.close()
+    fast = open_index("a", storage_backend=faulty, clock=ManualClock(clock.now_ms() + 3 * 86_400_000))
+    archive(fast, content(10), start=10**9)
+    assert before.name in names(faulty)
 
 
 def test_sweeping_segments_leaves_the_files_on_their_way_alone(open_index, faulty):

@@ -263,7 +263,7 @@ class SegmentUploads:
         storage, log, prefix = self.session.storage, self.session.log, store_prefix(store)
         names = [info.name for info in storage.list(prefix)]
         if left := [name for name in names if name not in state.archive and self._is_left(name)]:
-            since_ms = self.session.clock.now_ms() - _REMOVED_MS
+            since_ms = storage.now_ms() - _REMOVED_MS
             # the log after the listing, so that objects that were published or removed meanwhile are known
             numbers = log.numbers_since(log.refresh().number, since_ms)
             kept = log.state.archive.keys() | {name for number in numbers for name in log.record(number).remove}
