@@ -17,7 +17,7 @@ from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import merge
@@ -103,6 +103,28 @@ def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> N
     calls = calls_of_a_merge(make_life())
     assert all(calls[name] for name in (*WRITING[:6], "get_range"))
     assert calls["abort_upload"] == calls["delete"] == 0
+
+
+def test_an_upload_that_is_complete_without_an_answer_is_published(make_life: Callable[[], Merging]) -> None:
+    """S3's client repeats such a request, and its second answer is that there is no such upload."""
+
+    def lose(faulty: FaultStorage) -> None:
+        faulty.fail("complete_upload", when="after", error=ObjectNotFound, times=None)
+
+    life = make_life()
+    faulty = merge_through(life, lose)
+    assert faulty.calls("complete_upload")
+    sweep_and_check(life)
+    assert life.state.tables
+
+
+def test_an_upload_that_was_aborted_is_not_published(make_life: Callable[[], Merging]) -> None:
+    life = make_life()
+    before = life.log().state
+    with pytest.raises(ObjectNotFound):
+        merge_through(life, lambda faulty: faulty.fail("complete_upload", error=ObjectNotFound))
+    assert life.log().state == before
+    sweep_and_check(life)
 
 
 @pytest.mark.parametrize(

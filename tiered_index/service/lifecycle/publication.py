@@ -26,6 +26,7 @@ from tiered_index.errors import (
     CorruptFile,
     DiskFull,
     InvalidArgument,
+    ObjectNotFound,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -201,10 +202,15 @@ class Publication:
             raise
 
     def complete(self) -> None:
-        """Complete the uploads. A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer."""
+        """Complete the uploads. Raises `ObjectNotFound` for a missing object.
+
+        A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer.
+        """
         for number, one in enumerate(self._objects):
             if one.upload is not None:
-                self._storage.complete_upload(one.upload, one.parts)
+                # an earlier request may have completed it without an answer: the object's size decides
+                with contextlib.suppress(ObjectNotFound):
+                    self._storage.complete_upload(one.upload, one.parts)
                 self._objects[number] = replace(one, upload=None)
             size = self._storage.head(one.name).size_bytes
             if self._epoch is not None and size != one.size_bytes:
