@@ -350,6 +350,35 @@ def test_a_stream_stops_before_damage_and_names_it(store):
     assert offsets(passed) == offsets(rows_of(batch(store, skipCorrupt="true")))
 
 
+@pytest.mark.parametrize("size", ["1", "300", "9000", "1m"])
+def test_a_stream_skips_a_missing_segment(store, size):
+    everything, gone = offsets(rows_of(batch(store))), segments(store)[1]
+    kept = [offset for offset in everything if not gone.start <= offset < gone.end]
+    within = Stream(store)
+    within.start = within.reader.latestOffset(within.start, ReadMaxBytes(gone.start + 5_000))
+    gone.path.unlink()
+    assert offsets(rows_of(batch(store, skipCorrupt="true"))) == kept
+    stream, taken = Stream(store, maxBytesPerTrigger=size, skipCorrupt="true"), []
+    while stream.start["position"] <= everything[-1]:
+        before = stream.start
+        taken += offsets(stream.step())
+        assert stream.start["position"] > before["position"]
+    assert taken == kept
+    # a batch that was planned before the segment was lost ends within the gap
+    again = Stream(store, skipCorrupt="true")
+    first = offsets(again.rows(again.start, within.start))
+    assert first + offsets(Stream(store, start=within.start, skipCorrupt="true").step()) == kept
+
+
+def test_a_stream_stops_before_a_missing_segment_and_names_it(store):
+    first, gone, after = segments(store)[:3]
+    gone.path.unlink()
+    for position in (first.start, first.end, first.end + 50):
+        with pytest.raises(MissingOffsets, match="no segment has them") as error:
+            Stream(store, start={"position": position, "before": -1}).step()
+        assert (error.value.begin, error.value.end) == (max(position, first.end), after.start)
+
+
 def test_what_is_available_now(store):
     everything = offsets(rows_of(batch(store)))
     stream = Stream(store, limit=ReadMaxBytes(9000))

@@ -279,6 +279,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = segments[0].start if first < 0 else first
         found: list[InputPartition] = []
         for segment in segments:
+            if self._settings.skip_corrupt:
+                at = max(at, segment.start)
             if segment.start <= at < min(segment.end, last):
                 stop = min(segment.end, last)
                 found.append(TaskPartition(Stretch(at, stop, str(self._folder), is_whole=True)))
@@ -315,13 +317,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the last complete message up to `bound`, at least that of the first one at `position`."""
         last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
         for number, segment in enumerate(segments[: last + 1]):
-            if not segment.start <= position < segment.end:
+            if segment.end <= position:
                 continue
+            if position < segment.start and not self._settings.skip_corrupt:
+                raise MissingOffsets(str(self._folder), "no segment has them", position, segment.start)
+            position = max(position, segment.start)
             if number == last or segment.end > bound:
                 return self._walk(segment, position, bound, closed=number < last)
-            if segments[number + 1].start != segment.end and not self._settings.skip_corrupt:
-                raise MissingOffsets(str(self._folder), "no segment has them", segment.end, segments[number + 1].start)
-            position = segments[number + 1].start
+            position = segment.end
         return position
 
     def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
@@ -330,7 +333,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = begin
         stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
         try:
-            for batch in reader.batches(position, skip_corrupt=self._settings.skip_corrupt):
+            skips = self._settings.skip_corrupt
+            for batch in reader.batches(position, skip_corrupt=skips, skip_missing=skips):
                 if batch.begin >= segment.end:  # the rest of this segment is a blank or skipped damage
                     return segment.end if position == begin else position
                 last_read, self._last_read = self._last_read, None
