@@ -16,6 +16,7 @@ from tiered_index import IndexReader, IndexService, hash_key
 from tiered_index.errors import InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import merge, register
+from tiered_index.spark.datasource import lookup_function
 from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.opening import open_storage
 
@@ -147,6 +148,21 @@ def test_lookups_from_sql(session, written):
     ):
         with pytest.raises(Exception, match=message):
             session.sql(f"SELECT * FROM tiered_index_lookup({call})").collect()
+
+
+def test_the_table_function_returns_an_entry_of_two_pages_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup_function, "_PAGE", 2)
+    uri = f"file://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False) as index:
+        for second, offset in enumerate((7, 1, 2, 7)):
+            index.put("orders", 0, "k", offset, 100, BEGIN_MS + second * 1000)
+        index.seal()
+        index.run_lifecycle()
+    function = lookup_function.LookupFunction()
+    try:
+        assert [row[4] for row in function.eval(uri, "orders", "k")] == [7, 2, 1]
+    finally:
+        function.terminate()
 
 
 def test_errors_and_schemas_of_the_user_reach_spark(session, written):

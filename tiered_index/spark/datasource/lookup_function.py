@@ -76,16 +76,12 @@ class LookupFunction:
             self.terminate()
             self._reader, self._uri = IndexReader.open(config=IndexConfig(storage=StorageAddress(uri).uri)), uri
         reader = self._reader
-        cursor, more = None, _columns(reader.genesis.layout.schema)
-        while True:
-            page = reader.query(topic, key, begin_ms, end_ms, _PAGE, cursor)
+        more = _columns(reader.genesis.layout.schema)
+        for page in reader.query_all(topic, key, begin_ms, end_ms, _PAGE):
             for item in page.items:
                 second = dt.datetime.fromtimestamp(item.timestamp_ms // 1000, dt.UTC)
                 known = (item.topic, item.key_hash, key, item.queue_id, item.offset, item.size, second)
                 yield (*known, *(value(item) for value in more))
-            if page.cursor is None:
-                return
-            cursor = page.cursor
 
     def terminate(self) -> None:
         """Close the index's reader, at the end of a task."""
