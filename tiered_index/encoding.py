@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Literal
 # message.
 MAX_BODY_BYTES = 1 << 27
 BodyFormat = Literal["text", "json", "hex", "excerpt", "none"]
+# Most levels of a body that is shown as JSON: an encoder needs a part of Python's stack for each
+_MOST_LEVELS = 500
 # Characters of an excerpt, and bytes of one in hexadecimal digits.
 _EXCERPT, _EXCERPT_BYTES = 200, 32
 # Bytes of a body that an excerpt needs
@@ -54,16 +57,17 @@ def json_text(document: object, indent: int | None = None, *, compact: bool = Fa
 def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
     """Return the bytes of a message as ``body`` and ``body_format``.
 
-    Bytes that are no JSON are shown as text, and bytes that are no text as hexadecimal digits. "excerpt" gives the
-    beginning alone, "none" neither.
+    Bytes that are no JSON, or JSON of more than 500 levels, are shown as text, and bytes that are no text as
+    hexadecimal digits. "excerpt" gives the beginning alone, "none" neither.
     """
     if wanted == "none":
         return {}
     if wanted == "json":
-        try:
-            return {"body": json.loads(data, parse_constant=_no_constant, parse_float=_finite), "body_format": "json"}
-        except (ValueError, RecursionError):
-            pass  # shown as text
+        # otherwise, shown as text
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
+            if data.count(b"[") + data.count(b"{") <= _MOST_LEVELS or not _is_deep(body):
+                return {"body": body, "body_format": "json"}
     if wanted == "excerpt":
         begin = data[:EXCERPT_OF_BYTES]
         if b"\0" not in begin:
@@ -78,6 +82,14 @@ def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
         except UnicodeDecodeError:
             pass  # shown as digits
     return {"body": data.hex(), "body_format": "hex"}
+
+
+def _is_deep(body: Any) -> bool:
+    level = [body]
+    for _ in range(_MOST_LEVELS):
+        members = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = list(itertools.chain.from_iterable(members))
+    return any(isinstance(one, dict | list) for one in level)
 
 
 def _no_constant(name: str) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.kafka import keys as keys_module
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.record import KafkaRecord
 
@@ -96,3 +98,13 @@ def test_a_value_that_a_function_of_the_path_refuses_lacks_that_key():
     assert keys.take(record(None, document(id=8, items=[1, 2], tags=["a", 1]))) == ["2", "8"]
     assert keys.take(record(None, document(tags=[1, "a"]))) == []
     assert (keys.without_key, keys.no_json) == (1, 0)
+
+
+@pytest.mark.parametrize(("path", "found"), [("ids", ["a", "7", "b"]), ("to_string(ids)", []), ("sort(ids)", [])])
+def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found):
+    deep = ["7"]
+    for _ in range(1_200):
+        deep = [deep]
+    # the parser of Python 3.11 accepts fewer levels
+    monkeypatch.setattr(keys_module, "json", SimpleNamespace(loads=lambda _: {"ids": ["a", *deep, "b"]}))
+    assert Keys((f"json:{path}", "key")).take(record(b"k", b"{}")) == ["k", *found]

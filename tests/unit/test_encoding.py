@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index.encoding import json_text
+from tiered_index.encoding import json_text, show_bytes
 from tiered_index.server import wire
 from tiered_index.service.checks.report import Defect
 from tiered_index.types import Freshness, LostFile
@@ -24,3 +24,14 @@ def test_commands_and_service_encode_results_alike():
     assert json.loads(json_text({"path": Path("a"), "bytes": b"\x01"})) == {"path": "a", "bytes": "01"}
     with pytest.raises(TypeError, match="object has no form in JSON"):
         json_text({"x": object()})
+
+
+@pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a": ', b"}")])
+def test_a_body_of_too_many_levels_for_an_encoder_is_text(begin, end):
+    flat = b"[" + b"[], " * 500 + b"0]"
+    for levels, form in ((500, "json"), (501, "text")):
+        data = begin * (levels - 1) + b"[]" + end * (levels - 1)
+        shown = show_bytes(data, "json")
+        assert shown["body_format"] == form
+        assert all(json_text(shown, indent) for indent in (None, 2)) and wire.encode(shown)
+    assert show_bytes(flat, "json")["body_format"] == "json"

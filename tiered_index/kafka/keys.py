@@ -25,13 +25,16 @@ NAMED = 10
 
 def _texts(found: Any) -> Iterator[str]:
     """Yield the keys of a JSON value: a text, a number, true or false as JSON, each element of an array."""
-    if isinstance(found, list):
-        for each in found:
-            yield from _texts(each)
-    elif isinstance(found, str):
-        yield found
-    elif found is not None and not isinstance(found, dict):
-        yield json.dumps(found)
+    # no recursion: arrays may be nested deeper than the stack of Python
+    left = [found]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += reversed(each)
+        elif isinstance(each, str):
+            yield each
+        elif each is not None and not isinstance(each, dict):
+            yield json.dumps(each)
 
 
 def _is_usable(key: str) -> bool:
@@ -114,7 +117,7 @@ class Keys:
             for path in self._paths:
                 try:
                     found = path.search(document)
-                except (jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError):
+                except (jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError):
                     # the path does not accept this value, in jmespath's own checks or not: the record lacks this key
                     continue
                 yield from _texts(found)
