@@ -152,7 +152,7 @@ class Gate:
                 who, what = caller.name if caller else None, f"{method} {scope['path']}"
                 # in a thread: writing may wait for a disk
                 told = request_id, who, what, query, state.get("asked", {})
-                await asyncio.to_thread(self.served.audit.refused, *told)
+                await asyncio.shield(asyncio.to_thread(self.served.audit.refused, *told))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in _OPEN or scope["path"] in self.unguarded:

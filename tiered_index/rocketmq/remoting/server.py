@@ -214,7 +214,10 @@ class RemotingServer:
 
     async def _on_loop(self, account: Callable[[Command], Command], response: Command) -> Command:
         """Return `account(response)`, without a wait of the event loop for the disk of the audit log."""
-        return account(response) if self._audit is None else await asyncio.to_thread(account, response)
+        if self._audit is None:
+            return account(response)
+        # also if the client disconnects before a thread begins it
+        return await asyncio.shield(asyncio.to_thread(account, response))
 
     async def _looked_up(
         self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
