@@ -371,6 +371,21 @@ async def test_a_client_that_reads_nothing_uses_little_memory_and_is_disconnecte
 
 
 @run
+async def test_a_lookup_that_waited_while_clients_read_nothing_is_not_begun():
+    async with serving(unsent_bytes=4 << 20, threads=1) as server:
+        async with Client.open(server) as first, Client.open(server) as other:
+            await first.send(Command(code=HELD))
+            await held(server)
+            # admitted, because no response is unsent yet
+            await other.send(*[Command(code=LONG, opaque=n) for n in range(3)])
+            await until(lambda: server._requests == 4)
+            with server.sending(bytes(4 << 20)):
+                server.broker.release.set()
+                assert {(await other.receive()).code for _ in range(3)} == {2}
+            assert (await other.ask(LONG)).code == 0
+
+
+@run
 async def test_a_long_answer_arrives_whole():
     async with serving() as server, Client.open(server) as client:
         answer = await client.ask(LONG)

@@ -231,8 +231,10 @@ class RemotingServer:
                 return busy(request)  # the client has disconnected
             try:
                 waited = time.monotonic() - received_s > self.queued_s
+                # other lookups may have filled the memory since this one was admitted
+                refused = waited or self._unsent_bytes >= self.unsent_bytes
                 sees = None if key.topics is None else key.sees
-                response = busy(request) if waited else self.broker.look_up(request, local, sees)
+                response = busy(request) if refused else self.broker.look_up(request, local, sees)
             except BaseException:
                 account(_failed(request))
                 raise
