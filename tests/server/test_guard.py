@@ -526,8 +526,24 @@ def test_probes_get_no_path(index, tmp_path, monkeypatch):
     with serving(index, tokens=path, problems=lambda: problems) as client:
         path.unlink()
         client.get("/v1/query", params=QUERY, headers=bearer(token))
-        assert client.get("/readyz").json()["problems"] == [
+        problems_found = client.get("/v1/health", headers=bearer(token)).json()["problems"]
+        assert [one["reason"] for one in problems_found] == [
             "tokens: the token file can't be read: No such file or directory",
             "storage: [root]/log can't be read",
             "follow: '[path]' and [path] are gone, s3://bucket/a/b is not",
         ]
+    with serving(index, problems=lambda: problems) as client:
+        assert client.get("/readyz").json()["problems"] == [one["reason"] for one in problems_found[1:]]
+
+
+def test_probes_without_a_token_get_only_the_parts_with_problems(index, made):
+    behind, problem = "follow: 9 records of secret-topic are behind", "follow: broker-7:9092 does not answer"
+    with serving(index, tokens=made[0], behind=lambda: behind, problems=lambda: [problem, problem]) as client:
+        for headers in ({}, bearer(made[1]["pay"])):
+            got = client.get("/readyz", headers=headers)
+            assert (got.status_code, got.json()) == (
+                503,
+                {"status": "not ready", "reasons": ["source"], "problems": ["source"]},
+            )
+        told = client.get("/v1/health", headers=bearer(made[1]["reader"])).json()["problems"]
+        assert [one["reason"] for one in told] == [problem, problem, behind]

@@ -40,10 +40,15 @@ class HealthHandlers(Handlers):
         """Return whether this replica can serve requests, the reasons if not, and other problems."""
 
         def look() -> Response:
-            problems = [text for found in self.served.problems_by_part().values() for text in found]
-            return _ready(self.served.not_ready(), problems)
+            return _ready(self._told(self.served.not_ready()), self._told(self.served.problems_by_part()))
 
         return await self.calls.run(request, self.allowance(), look)
+
+    def _told(self, by_part: dict[str, list[str]]) -> list[str]:
+        """Return the texts; if the service has tokens, only the parts: texts may have topics and addresses."""
+        if self.served.tokens is not None:
+            return [part for part, texts in by_part.items() if texts]
+        return [text for texts in by_part.values() for text in texts]
 
     async def health(self, request: Request, _: Nothing) -> Response:
         """Return all problems, by the part of the service."""

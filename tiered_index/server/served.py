@@ -156,18 +156,21 @@ class Served:
         """The id of the index. Raises `InvalidArgument` if there are several."""
         return self.lookups.genesis.index_id if isinstance(self.lookups, IndexReader) else self.lookups.index_id
 
-    def not_ready(self) -> list[str]:
-        """Return the reasons to send this replica no requests; empty: it is ready. Sends no request to the storage.
+    def not_ready(self) -> dict[str, list[str]]:
+        """Return the reasons to send this replica no requests, by part; empty: it is ready.
 
-        A problem that all replicas share is not a reason: without any replica, clients would get refused connections in
-        place of errors.
+        Sends no request to the storage. A problem that all replicas share is not a reason: without any replica, clients
+        would get refused connections in place of errors.
         """
         if self.stopping.is_set():
-            return ["stopping"]
-        reasons = [f"audit: {self.audit.problem}"] if self.audit.problem else []
-        if self.writer is not None and self.writer.health()["fenced"]:
-            reasons.append("writer: another writer has taken the index over")
-        return self._public([*reasons, *filter(None, [self.behind()])])
+            return {"stopping": ["stopping"]}
+        is_fenced = self.writer is not None and self.writer.health()["fenced"]
+        reasons = {
+            "audit": f"audit: {self.audit.problem}" if self.audit.problem else None,
+            "writer": "writer: another writer has taken the index over" if is_fenced else None,
+            "source": self.behind(),
+        }
+        return {part: self._public([reason]) for part, reason in reasons.items() if reason}
 
     def problems_by_part(self) -> dict[str, list[str]]:
         """Return a list of present problems for each part of the service. May send requests to the storage."""
@@ -195,7 +198,7 @@ class Served:
         }
 
     def _public(self, texts: Iterable[str]) -> list[str]:
-        # probes need no token: remove every path, also unknown ones
+        # probes may need no token: remove every path, also unknown ones
         return [without_paths(self.redaction.text(text)) for text in texts]
 
     def _look(self, reader: IndexReader) -> str | None:

@@ -45,7 +45,10 @@ export async function ready() {
 
 export async function show() {
   clearTimeout(timer);
-  const { reasons, problems } = await ready();
+  const { reasons, problems: told } = await ready();
+  // if the service has tokens, its probe names only the parts
+  const detailed = ({ problems: found }) => found.map(({ reason }) => reason);
+  const problems = told.length ? await json("v1/health").then(detailed).catch(() => told) : told;
   const listed = (title, texts) => make("div", { class: "problem" }, make("h3", {}, title),
     make("ul", {}, ...texts.map((text) => make("li", {}, text))));
   find("reasons").replaceChildren(
