@@ -157,6 +157,7 @@ WRONG = [
     ("/v1/query?topic=orders&key=order-%ff", 400, "not UTF-8"),
     ("/v1/files/%ff", 400, "not UTF-8"),
     ("/v1/messages/xyz", 400, "xyz"),
+    ("/v1/messages/7F00000100002A9F0000000000000000?cursor=c", 400, "give topic, too"),
     ("/v1/files/xyz", 404, "no file has the id 'xyz'"),
     ("/v1/nothing", 404, "Not Found"),
 ]

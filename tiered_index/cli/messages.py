@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -203,7 +204,7 @@ def message(
 
     budget = CommandBudget(limits.of_lookups)
     config = session.config()
-    client = asked_service(session, service, store=store, offset=queue_offset)
+    client = asked_service(session, service, store=store, offset=queue_offset, **dataclasses.asdict(kafka))
     has_index = client is None and (config.root is not None or config.storage is not None)
     if queue_offset is not None:
         if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:

@@ -126,7 +126,7 @@ def query(
     if not messages and (store is not None or body is not None or kafka != KafkaClientOptions()):
         raise InvalidArgument("--store, --body and --kafka need --messages")
     budget = CommandBudget(limits.of_lookups)
-    client = asked_service(session, service, store=store)
+    client = asked_service(session, service, store=store, **dataclasses.asdict(kafka))
     config = session.reader_config()
     of_pages: dict[str, Any] = {"within": within, "prices_as_of": config.prices.as_of if explain else None}
     if keys is not None:

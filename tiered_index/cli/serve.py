@@ -111,8 +111,10 @@ def serve(
         metavar="FILE",
         help='JSON file with the keys of callers: {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.',
     ),
-    rocketmq_cluster: str = _tools("tiered-index", help="Name of the cluster for RocketMQ's tools."),
-    rocketmq_broker: str = _tools("tiered-index", help="Name of the broker for RocketMQ's tools."),
+    rocketmq_cluster: str | None = _tools(
+        None, help="Name of the cluster for RocketMQ's tools. Default: tiered-index."
+    ),
+    rocketmq_broker: str | None = _tools(None, help="Name of the broker for RocketMQ's tools. Default: tiered-index."),
     rocketmq_advertise: str | None = _tools(
         None, metavar="HOST:PORT", help="Address of the broker for clients. Default: the address that they connect to."
     ),
@@ -194,8 +196,11 @@ def serve(
         refuse_others(follow, kind, ("a RocketMQ store", archiving), ("Kafka", kafka))
     if rocketmq_port is not None and follow is not None and followed is None:
         raise InvalidArgument(f"--rocketmq-port is for a RocketMQ store, and {follow} is Kafka")
-    if rocketmq_port is None and (rocketmq_keys is not None or rocketmq_advertise is not None):
-        raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise need --rocketmq-port")
+    named = {"cluster": rocketmq_cluster, "name": rocketmq_broker, "advertised": rocketmq_advertise}
+    of_tools = {name: value for name, value in named.items() if value is not None}
+    if rocketmq_port is None and (rocketmq_keys is not None or of_tools):
+        options = "--rocketmq-keys, --rocketmq-cluster, --rocketmq-broker and --rocketmq-advertise"
+        raise InvalidArgument(f"{options} need --rocketmq-port")
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes must be at least 16MiB, to hold some pages of a stream")
     with _later(InvalidArgument):
@@ -276,8 +281,7 @@ def serve(
         listeners: list[Listener] = [http]
         if rocketmq_port is not None:
             more: Any = {"host": host, "port": rocketmq_port, "bound": tools_address, "store": store, "tls": tls}
-            named = {"cluster": rocketmq_cluster, "name": rocketmq_broker, "advertised": rocketmq_advertise}
-            more |= {"keys": rocketmq_keys, "threads": threads, **named}
+            more |= {"keys": rocketmq_keys, "threads": threads, **of_tools}
             listeners.append(remoting_listener(served, service.metrics, **more))
 
         def ready() -> None:

@@ -201,7 +201,8 @@ def asked_service(session: Session, service: ServiceOptions, **given: object) ->
         if token_file is not None:
             raise InvalidArgument("--token-file is for a service: give --url, too")
         return None
-    own = {"root": session.root, "storage": session.storages, "set": session.settings, **given}
+    own: dict[str, object] = {"root": session.root, "storage": session.storages, "config": session.config_file}
+    own |= {"set": session.settings, **given}
     wrong = next((name for name, value in own.items() if value), None)
     if wrong is not None:
         flag = "FILES" if wrong == "files" else f"--{wrong.replace('_', '-')}"

@@ -146,6 +146,12 @@ class MessageParameters(Bounds):
     cursor: str | None = None
     body: Body = "text"
 
+    @model_validator(mode="after")
+    def _continues_a_key(self) -> Self:
+        if self.cursor is not None and self.topic is None:
+            raise ValueError("cursor continues an answer to a unique key: give topic, too")
+        return self
+
 
 class BrowseParameters(Spending):
     """Parameters of `GET /v1/browse`."""
