@@ -92,6 +92,13 @@ class _RecordCheck:
         if record.kind == "copy":
             # repairs of the source replaced these
             repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in given}
+            lost_now = [one for one in record.lost if one.name not in before.lost]
+            counts = [
+                sum(one.count for one in some if (one.file_id, one.shard) in repaired)
+                for some in (removed, given, lost_now)
+            ]
+            if counts[0] != counts[1] + counts[2]:
+                add("repair", "it replaces {:,} entries by {:,}, but says that {:,} are lost".format(*counts))
             removed, given = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, given)]
         added = {stored.shard.table for stored in given if stored.shard is not None}
         for table in sorted(added & self.seen):

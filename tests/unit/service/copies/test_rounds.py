@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -127,14 +128,18 @@ def test_a_repaired_shard_replaces_its_copy(life, monkeypatch):
     assert done.replaced_by in check_target(life, target).objects
     log = StorageLog(target, life.clock)
     log.open()
-    # the shard of before instead of the repaired one, and one shard less
-    log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (first,), (done.replaced_by, second.name)))
+    # the shard of before with other entries instead of the repaired one, and one shard less
+    shorter = replace(first, count=first.count - 1)
+    log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (shorter,), (done.replaced_by, second.name)))
     log.append("a copy", None, lambda _: LogRecord(0, "copy", 0, "", 0, (second,)))
     report = Report()
     check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
-    parts, problems = zip(*((one.part, one.problem) for one in report.findings), strict=True)
-    assert parts == ("table", "table")
-    assert "removes only a part of table" in problems[0] and "adds shards to table" in problems[1]
+    of_log = [one for one in report.findings if one.file.startswith("log/")]
+    parts, problems = zip(*((one.part, one.problem) for one in of_log), strict=True)
+    assert parts == ("repair", "table", "table")
+    entries = f"{first.count:,} entries by {first.count - 1:,}"
+    assert entries in problems[0] and "removes only a part of table" in problems[1]
+    assert "adds shards to table" in problems[2]
 
 
 def test_following_a_life(life, small_windows):
