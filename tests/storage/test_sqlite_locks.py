@@ -191,3 +191,25 @@ def test_an_interrupt_before_a_fork_leaves_no_lock(tmp_path: Path, monkeypatch: 
         monkeypatch.undo()
         for storage in (one, other):
             assert storage.get("object") == b"x"
+
+
+def test_a_child_does_not_use_connections_that_its_fork_could_not_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt ends the handlers before the fork. The connections of all databases are then still open."""
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with SqliteStorage(tmp_path / "a.db") as one, SqliteStorage(tmp_path / "b.db") as other:
+        for storage in (one, other):
+            storage.put("object", b"x")
+        monkeypatch.setattr(next(iter(connections._pools))._state, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connections._before_fork()
+        # as in the child
+        connections._after_fork(child=True)
+        monkeypatch.undo()
+        for storage in (one, other):
+            with pytest.raises(StorageUnavailable, match="was in use"):
+                storage.get("object")

@@ -407,8 +407,7 @@ class ConnectionPool:
         while self._idle:
             self._idle.pop().connection.close()
 
-    def _after_fork(self, *, child: bool) -> None:
-        self._forked_while_lent |= child and self._lent > 0
+    def _after_fork(self) -> None:
         self._forking = False
         self._state.notify_all()
         self._state.release()
@@ -427,8 +426,13 @@ def _before_fork() -> None:
 
 def _after_fork(child: bool) -> None:
     try:
+        for pool in list(_pools) if child else ():
+            pool._forked_while_lent |= bool(pool._lent or pool._idle)
+            if pool not in _held:
+                # an interrupt ended the waits before; a thread that the child lacks may have the lock
+                pool._state = threading.Condition()
         while _held:
-            _held.pop()._after_fork(child=child)
+            _held.pop()._after_fork()
     finally:
         _registry_lock.release()
 
