@@ -533,7 +533,7 @@ class ColdPath:
         if self._summary is not None:
             self._read_summary()
         # another thread may have read it
-        return self.known_trailer(stored) if self._has_summary else None
+        return self.known_trailer(stored, counts_miss=False)
 
     def _load_trailer(self, stored: StoredObject) -> Trailer:
         start = stored.directory_position
