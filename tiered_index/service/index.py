@@ -399,7 +399,7 @@ class IndexService(Lookups[ItemT]):
         The call takes microseconds, so an event loop may make it. The system may have to read a part of a local file
         from the disk. The call also returns None in these cases:
 
-        - The buffer has an entry of the key, or more than 8,192 entries.
+        - The buffer has an entry of the key, or some thousands of entries.
         - The buffer has entries, and the index is of preset ``rocketmq``.
         - The buffer has entries, and no file in the range has the topic.
         - The list of files has changed since the last `query`.

@@ -166,8 +166,8 @@ class Chunk:
         )
 
 
-# most entries and chunks that `lacks` compares one by one
-_LISTED, _PARTS = 1 << 13, 16
+# most entries that `lacks` compares, of these most that are not hashed yet, and most chunks
+_COMPARED, _LISTED, _PARTS = 1 << 16, 1 << 11, 16
 # keys beyond may have two forms: characters, or pairs of surrogates
 _SURROGATES = "\ud800"
 # smaller chunks are merged, so that a lookup searches few; larger ones are not worth the copy
@@ -261,7 +261,7 @@ class WriteBuffer:
 
         False: an entry may have it. The schema must have fingerprints.
         """
-        if self.size > _LISTED or type(topic) is not str or type(key) is not str:
+        if self.size > _COMPARED or type(topic) is not str or type(key) is not str:
             return False
         if len(topic) > MAX_TOPIC_UNITS or len(key) > MAX_KEY_UNITS or not (key.isascii() or max(key) < _SURROGATES):
             return False
@@ -271,10 +271,11 @@ class WriteBuffer:
         parts += [chunk.content for chunk in self._flushing]
         if len(parts) > _PARTS:
             return False
-        fingerprint = None
+        fingerprint, listed = None, 0
         for part in parts:
             if isinstance(part, OpenChunk):
-                if key in part.rows.keys:
+                listed += len(part.rows.keys)
+                if listed > _LISTED or key in part.rows.keys:
                     return False
             else:
                 if fingerprint is None:
