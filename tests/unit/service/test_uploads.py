@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.hanging import until
-from tests.support.log_records import open_log
+from tests.support.log_records import open_log, publish
 from tests.support.plain_files import plain_files
 from tests.support.rounds import compact_only, upload
 from tests.support.staging import merge_all
@@ -17,9 +17,10 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.lifecycle.publication import Upload
+from tiered_index.service.lifecycle.publication import Upload, stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -115,6 +116,48 @@ def test_a_restart_leaves_an_object_that_a_merge_has_just_removed(open_index, fa
     assert [item.offset for item in index.query("t", "k")] == [1]
     clock.advance(2 * 86_400)
     assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
+
+
+class Meanwhile(WrapperStorage):
+    """Let another process act before the first listing of a file's objects."""
+
+    def __init__(self, inner, act):
+        super().__init__(inner)
+        self.acts = [act]
+
+    def list(self, prefix="", *, start_after=""):
+        if prefix.startswith("data/") and self.acts:
+            self.acts.pop()()
+        return self.inner.list(prefix, start_after=start_after)
+
+
+def leave_an_upload(index, faulty):
+    """Compact a file and send its object, without a record. Return the object's name and description."""
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/", when="after")
+    faulty.fail("delete", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    (name,) = objects(faulty)
+    (file,) = index.files()
+    described = stored_file(name, file.local.trailer(), file.local.size_bytes, T)
+    index.abandon()
+    return name, described
+
+
+def test_a_restart_leaves_an_object_that_a_record_names_while_it_lists(open_index, faulty, storage, clock):
+    name, described = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+
+    def name_it():
+        log = open_log(storage, clock)
+        publish(log, log.state.epoch, (described,))
+
+    index = open_index("root", storage_backend=Meanwhile(storage, name_it))
+    assert storage.head(name)
+    index.run_lifecycle()
+    assert list(index.log_state.objects) == objects(storage) == [name]
+    assert [item.offset for item in index.query("t", "k")] == [1]
 
 
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):

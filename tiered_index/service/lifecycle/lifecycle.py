@@ -190,8 +190,9 @@ class Lifecycle:
         """
         if began := {file.file_id: _log_number(file) for file in files}:
             storage, log = self._context.session.storage, self._context.session.log
-            state = log.refresh()
             infos = [info for file_id in sorted(began) for info in own_objects(storage, data_prefix(file_id))]
+            # after the listing, because a record may name or remove an object meanwhile
+            state = log.refresh()
             if left := [info.name for info in infos if info.name not in state.objects]:
                 removed = log.removed_files(state, min(began.values()))
                 storage.delete_many([name for name in left if name.split("/")[1] not in removed])
