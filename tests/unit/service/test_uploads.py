@@ -160,6 +160,22 @@ def test_a_restart_leaves_an_object_that_a_record_names_while_it_lists(open_inde
     assert [item.offset for item in index.query("t", "k")] == [1]
 
 
+def test_a_restart_reads_back_no_long_log_for_an_unfinished_upload(open_index, faulty, storage, clock):
+    """`orphans` deletes the object instead."""
+    name, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    log = open_log(storage, clock)
+    for number in range(1001):
+        log.append_positions(log.state.epoch, {"source": number})
+    before = faulty.calls("get")
+    index = open_index("root", storage_backend=faulty)
+    assert faulty.calls("get") - before < 10
+    assert objects(storage) == [name]
+    index.run_lifecycle()
+    assert [item.offset for item in index.query("t", "k")] == [1]
+    clock.advance(2 * 86_400)
+    assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
+
+
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
     index = open_index(local_keep_s=100)
     index.put("t", 0, "k", 1, 1, T)

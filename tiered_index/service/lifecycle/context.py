@@ -265,8 +265,8 @@ def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:
     CorruptFile.unless_equal(stored.name, problem, stored.size_bytes, storage.head(stored.name).size_bytes)
 
 
-# most records that a start reads back, with a request each: a damaged file that was merged before is kept
-_MAX_RECORDS = 1000
+MAX_RECORDS = 1000
+"""Most records that a start reads back, with a request each. A damaged file that was merged before is kept."""
 
 
 class DamagedCopies:
@@ -325,8 +325,8 @@ class DamagedCopies:
             del self._published[file_id]
 
     def _before(self, state: LogState) -> int:
-        """Return the number of a record before all that removed a waiting file, within `_MAX_RECORDS`."""
+        """Return the number of a record before all that removed a waiting file, within `MAX_RECORDS`."""
         if self._looked_from is None:
             begun = [journal.log_number if (journal := self._journals.get(file_id)) else 0 for file_id in self.waiting]
-            self._looked_from = max(min(begun), state.number - _MAX_RECORDS)
+            self._looked_from = max(min(begun), state.number - MAX_RECORDS)
         return self._looked_from

@@ -44,6 +44,7 @@ from tiered_index.service.files.compacted import (
 )
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.context import (
+    MAX_RECORDS,
     DamagedCopies,
     LifecycleContext,
     check_size,
@@ -186,16 +187,19 @@ class Lifecycle:
     def sweep_attempts(self, files: Iterable[CompactedFile]) -> None:
         """Delete the objects of unfinished uploads of these files.
 
-        `orphans` deletes objects of files that a record has removed, because others may still read them.
+        `orphans` deletes objects of files that a record has removed, because others may still read them. It also
+        deletes those of files that began more than `MAX_RECORDS` records ago.
         """
         if began := {file.file_id: _log_number(file) for file in files}:
             storage, log = self._context.session.storage, self._context.session.log
             infos = [info for file_id in sorted(began) for info in own_objects(storage, data_prefix(file_id))]
             # after the listing, because a record may name or remove an object meanwhile
             state = log.refresh()
-            if left := [info.name for info in infos if info.name not in state.objects]:
-                removed = log.removed_files(state, min(began.values()))
-                storage.delete_many([name for name in left if name.split("/")[1] not in removed])
+            left = {info.name: info.name.split("/")[1] for info in infos if info.name not in state.objects}
+            known = {file_id for file_id in left.values() if state.number - began[file_id] <= MAX_RECORDS}
+            if known:
+                removed = log.removed_files(state, min(began[file_id] for file_id in known))
+                storage.delete_many([name for name, file_id in left.items() if file_id in known - removed])
             abort_uploads(storage, DATA_PREFIX, lambda name: name.split("/")[1] in began)
 
     def end(self) -> None:
