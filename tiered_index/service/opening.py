@@ -25,6 +25,7 @@ from tiered_index.errors import (
     InvalidArgument,
     NotAnIndex,
     RootBehind,
+    StorageBehind,
     StorageError,
     StorageMisconfigured,
     TieredIndexError,
@@ -333,6 +334,8 @@ def open_parts(
             try:
                 # other objects of a file that the log names may belong to a repair
                 parts.lifecycle.sweep_attempts(f for f in recovered.compacted if f.file_id not in state.files)
+            except (StorageBehind, RootBehind):
+                raise
             except (StorageError, CorruptFile) as error:
                 _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()

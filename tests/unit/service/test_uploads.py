@@ -176,6 +176,13 @@ def test_a_restart_reads_back_no_long_log_for_an_unfinished_upload(open_index, f
     assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
 
 
+def test_a_start_refuses_a_log_that_is_restored_while_it_lists(open_index, faulty, storage, clock):
+    leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    restored = Meanwhile(storage, lambda: storage.delete(log_name(open_log(storage, clock).state.number)))
+    with pytest.raises(StorageBehind, match="the record is missing"):
+        open_index("root", storage_backend=restored)
+
+
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
     index = open_index(local_keep_s=100)
     index.put("t", 0, "k", 1, 1, T)
