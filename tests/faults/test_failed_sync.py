@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.small_disk import path_of
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import DiskFull, StorageUnavailable
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 MOST = 60
@@ -167,14 +167,31 @@ def test_as_long_as_no_sync_succeeds_nothing_is_called_durable(make_world):
 def test_a_kill_before_the_unsealed_form_is_deleted_does_not_refuse_the_root(make_world):
     """The journal had the record of a failed append, so it had more entries than the published file."""
     world, disk = make_world(), FaultDisk()
-    service = world.open(disk)
+    world.open(disk)
     world.do("2 flush")
     disk.fail("sync", nth=2)  # the journal's: its record is in the page cache
     world.do("1 flush seal")
+    kill_before_the_unsealed_form_is_deleted(world, disk)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_such_a_kill_does_not_refuse_the_root_if_the_disk_had_no_room_for_another_journal(make_world, error):
+    world, disk = make_world(), FaultDisk()
+    world.open(disk)
+    world.do("2 flush")
+    disk.fail("sync", nth=2, error=error, times=None)
+    with pytest.raises(DiskFull):
+        world.do("1 flush")
+    disk.clear()
+    world.do("flush seal")
+    kill_before_the_unsealed_form_is_deleted(world, disk)
+
+
+def kill_before_the_unsealed_form_is_deleted(world, disk):
     assert len(list((world.root / "unsealed").glob("*.journal"))) == 2
     disk.crash("unlink")
     with pytest.raises(SimulatedCrash):
-        service.run_lifecycle()
+        world.run_lifecycle()
     (uploaded, *_) = (world.root / "uploaded").glob("*.index")
     assert (world.root / "unsealed" / f"{uploaded.stem}.journal").exists()
     world.come_back()

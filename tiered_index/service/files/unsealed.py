@@ -369,14 +369,18 @@ class UnsealedFile(UnsealedEntries):
     def _cut(self) -> None:
         """Replace the journal by its whole records: that of a failed append has entries that are not published with it.
 
-        Best effort: without it a restart may refuse the root. The old journal is not synced again: its sync failed.
+        Best effort: without it a restart may refuse the root. The old journal is not synced again: its sync failed. If
+        the disk has no room for another journal, the old one is cut, which a power cut may undo.
         """
         try:
             if self._journal_descriptor is not None:
                 data = self.journal_path.read_bytes()
                 is_own = os.path.samestat(self.journal_path.stat(), os.fstat(self._journal_descriptor))
                 if is_own and len(data) > self.journal.valid_length:
-                    _rewrite(self._root, self.journal_path, data[: self.journal.valid_length])
+                    try:
+                        _rewrite(self._root, self.journal_path, data[: self.journal.valid_length])
+                    except OSError:
+                        self._disk.truncate(self._journal_descriptor, self.journal.valid_length)
         except OSError as error:
             _log.warning("%s may have the record of an append that failed: %s", self.journal_path, error)
 
