@@ -153,6 +153,28 @@ def test_a_step_that_fails_unexpectedly_holds_up_no_other_file(life: Life, monke
         assert index.health()["problems"] == []
 
 
+def test_a_filter_that_fails_unexpectedly_holds_up_no_file(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    with life.open() as index:
+        for hour in range(2):
+            life.put(index, hour)
+            index.seal()
+        first, second = (file.file_id for file in index.files())
+        make_filter = UnsealedFile.make_filter
+
+        def fail(self: UnsealedFile) -> None:
+            if self.file_id == first:
+                raise ZeroDivisionError("division by zero")
+            make_filter(self)
+
+        monkeypatch.setattr(UnsealedFile, "make_filter", fail)
+        with pytest.raises(TieredIndexError, match=f"the filter of {first} failed: ZeroDivisionError"):
+            index.run_lifecycle()
+        assert index.log_state.files.keys() == {first, second}
+        index.run_lifecycle()
+        assert index.health()["problems"] == []
+        assert len(index.query("t", "k", max_count=100)) == 20
+
+
 def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_it_is_dropped(life: Life) -> None:
     first, *_ = life.fill("unsealed")
     listed = life.root / "files"

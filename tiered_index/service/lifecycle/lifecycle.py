@@ -124,8 +124,7 @@ class Lifecycle:
             self._staging.begin_clocks(sealed)
             for file in sealed:
                 # filters before the first compaction, which takes longer and also reports damage
-                with contextlib.suppress(CorruptFile):
-                    file.make_filter()
+                self._step(f"the filter of {file.file_id}", partial(_make_filter, file))
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
             if progress.compacted:
@@ -460,6 +459,11 @@ class Lifecycle:
         check_size(self._context.session.storage, stored, "its local copy")
         self._context.catalog.put(open_stored(self._context.cold, stored), self._context.dispose(file.file_id))
         _log.info("retired the local copy of %s: %d bytes", file.file_id, stored.size_bytes)
+
+
+def _make_filter(file: UnsealedFile) -> None:
+    with contextlib.suppress(CorruptFile):  # the compaction reports it
+        file.make_filter()
 
 
 def _log_number(file: CompactedFile) -> int:
