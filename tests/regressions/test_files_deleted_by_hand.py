@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.cli.command_lines import run_here as run
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
+from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
@@ -173,6 +174,49 @@ def test_a_filter_that_fails_unexpectedly_holds_up_no_file(life: Life, monkeypat
         index.run_lifecycle()
         assert index.health()["problems"] == []
         assert len(index.query("t", "k", max_count=100)) == 20
+
+
+def merge_the_second(life: Life, index: IndexService, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Fill three files, of which the first isn't compacted, and publish and merge the second. Return its id.
+
+    The writer did not read the response to its record. It keeps the file for its source position, because the first
+    file is older.
+    """
+    for hour in range(3):
+        index.put("t", 0, "k", hour, 1, NOW_MS + hour * HOUR_MS, source="log", source_position=hour + 1)
+        index.seal()
+    first, second, _ = (file.file_id for file in index.files())
+    compact = Lifecycle._compact
+
+    def fail(self: Lifecycle, file: UnsealedFile) -> None:
+        if file.file_id == first:
+            raise StorageUnavailable("not yet")
+        compact(self, file)
+
+    monkeypatch.setattr(Lifecycle, "_compact", fail)
+    life.storage.fail("put_if_absent", name_prefix="log/", when="after")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    life.clock.advance(10_000)
+    assert merge_all(life.storage, life.clock).sources == 1
+    return second
+
+
+def test_a_merged_file_that_could_not_be_moved_is_not_published_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultDisk()
+    with life.open(disk=disk) as index:
+        with monkeypatch.context() as patched:
+            second = merge_the_second(life, index, patched)
+            disk.fail("rename")
+            for _ in range(2):
+                with pytest.raises(StorageUnavailable):
+                    index.run_lifecycle()
+            assert disk.struck == 1
+        index.run_lifecycle()
+        assert len(index.log_state.files) == 2 and second not in index.log_state.files
+        assert len(index.query("t", "k", max_count=100)) == 3
 
 
 def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_it_is_dropped(life: Life) -> None:

@@ -446,9 +446,11 @@ class Lifecycle:
         context = self._context
         context.refresh()
         logged = context.append_positions(file)
+        kept = open_local(self._move(file)) if has_newer_positions(file, logged) else None
+        # after the move, because a file that could not be moved must be looked up in the log again
         self._end(file.file_id)
-        if has_newer_positions(file, logged):
-            context.catalog.put(open_local(self._move(file)))
+        if kept is not None:
+            context.catalog.put(kept)
             return
         path = context.root.index_path(COMPACTED, file.file_id)
         context.catalog.remove(file.file_id, lambda: context.deletions.unlink([path]))
