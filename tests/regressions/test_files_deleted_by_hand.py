@@ -202,6 +202,23 @@ def merge_the_second(life: Life, index: IndexService, monkeypatch: pytest.Monkey
     return second
 
 
+def test_a_merged_file_that_is_deleted_under_its_writer_holds_up_no_other_file(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with life.open() as index:
+        with monkeypatch.context() as patched:
+            second = merge_the_second(life, index, patched)
+            life.delete(second)
+            with pytest.raises(StorageUnavailable, match="not yet"):
+                index.run_lifecycle()
+            assert len(index.log_state.files) == 1
+        index.run_lifecycle()
+        assert len(index.log_state.files) == 2 and second not in index.log_state.files
+        assert index.health()["problems"] == []
+        assert index.log_state.positions == {"log": 3}
+        assert len(index.query("t", "k", max_count=100)) == 3
+
+
 def test_a_merged_file_that_could_not_be_moved_is_not_published_again(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -446,7 +446,13 @@ class Lifecycle:
         context = self._context
         context.refresh()
         logged = context.append_positions(file)
-        kept = open_local(self._move(file)) if has_newer_positions(file, logged) else None
+        kept = None
+        if has_newer_positions(file, logged):
+            target = self._move(file)
+            try:
+                kept = open_local(target)
+            except FileNotFoundError:
+                _log.warning("%s was deleted; a record has removed the file", target)
         # after the move, because a file that could not be moved must be looked up in the log again
         self._end(file.file_id)
         if kept is not None:
