@@ -165,7 +165,8 @@ def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():
     pool.close()
 
 
-def test_an_interrupted_start_leaves_no_thread_behind(monkeypatch):
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_interrupted_start_leaves_no_thread_behind(monkeypatch, calls):
     """The thread has begun, and the pool does not know it."""
     pool = DaemonPool(2, NAME)
     start = threading.Thread.start
@@ -179,7 +180,8 @@ def test_an_interrupted_start_leaves_no_thread_behind(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pool.submit(int)
     assert pool._work.count(0) == 0
-    pool.submit(int).result(30)
+    for _ in range(calls):
+        pool.submit(int).result(30)
     unknown = threads()
     pool.close()
     for thread in unknown:

@@ -52,7 +52,7 @@ class _Work:
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        # the started threads
+        # the started threads; an interrupted start may have begun one more
         self.threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         # submitted calls that have not ended
@@ -64,9 +64,8 @@ class _Work:
             return self._left
 
     def end(self) -> None:
-        """Let each thread end after the queued calls."""
-        for _ in self.threads:
-            self.queue.put(None)
+        """Let each thread end after the queued calls, also one that `threads` lacks."""
+        self.queue.put(None)
 
     def run(self) -> None:
         while (item := self.queue.get()) is not None:
@@ -84,7 +83,7 @@ class _Work:
                     future.set_result(result)
                     del result
             del item, future, call
-        # for the next thread: an interrupted start may have begun one that `threads` lacks
+        # for the next thread
         self.queue.put(None)
 
 
