@@ -177,7 +177,7 @@ def test_a_filter_that_fails_unexpectedly_holds_up_no_file(life: Life, monkeypat
 
 
 def merge_the_second(life: Life, index: IndexService, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Fill three files, of which the first isn't compacted, and publish and merge the second. Return its id.
+    """Fill three files, and publish and merge the second; the first stays uncompacted. Return the second's id.
 
     The writer did not read the response to its record. It keeps the file for its source position, because the first
     file is older.
