@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.rocketmq.archived_store import index_log
+from tests.rocketmq.messages import message
 from tests.rocketmq.test_archived_queues import made
 from tests.server.conftest import PATIENCE_S, index_in, serving
 from tests.support.batches import batch
@@ -20,7 +21,14 @@ from tiered_index import IndexItem
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
-from tiered_index.server.memory import MESSAGE_FACTOR, CountedMessages, MemoryBudget, Reservation, entries_bytes
+from tiered_index.server.memory import (
+    MESSAGE_FACTOR,
+    CountedMessages,
+    MemoryBudget,
+    Reservation,
+    ShownBodies,
+    entries_bytes,
+)
 from tiered_index.server.pacing import PacedResponse
 from tiered_index.server.problems import Refused
 from tiered_index.storage.prices import PriceTable
@@ -262,6 +270,28 @@ def test_plain_bodies_count_as_memory_of_the_answer_before_they_are_made(bombs, 
 
     monkeypatch.setattr(Reservation, "grow", full)
     assert bombs.get(path, params={"topic": "orders", **asked}).status_code == 503
+
+
+@pytest.mark.parametrize("cause", ["too large", "too large for JSON", "cut short"])
+def test_bodies_that_are_shown_as_stored_share_the_memory_of_the_largest(cause):
+    async def main():
+        memory = MemoryBudget(64 * BOMB_BYTES)
+        wanted, most_bytes = "json" if "JSON" in cause else "text", 4 * BOMB_BYTES if cause == "cut short" else 1000
+        bodies = ShownBodies(Reservation(memory), Allowance(Caps(), PriceTable()), wanted, most_bytes)
+        stored, flags = compress(b" " * BOMB_BYTES + b"1", "zlib")
+        bomb = message(body=stored[:-1] if cause == "cut short" else stored, sys_flag=flags)
+        for _ in range(4):
+            assert bodies.document(bomb)["body_format"] == "hex"
+        assert memory.held_bytes == MESSAGE_FACTOR * bomb.plain_bytes(most_bytes)
+        # a body that is shown plain keeps its memory
+        small = message(body=compress(b"-" * 1000, "zlib")[0], sys_flag=flags)
+        bodies.left, parsed = 1000, 50 * 1000 if wanted == "json" else 0
+        held = max(memory.held_bytes, 5 * MESSAGE_FACTOR * 1000) + parsed
+        for _ in range(5):
+            assert bodies.document(small)["body"] == "-" * 1000
+        assert memory.held_bytes == held
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("path", "asked"), OF_BOMBS)

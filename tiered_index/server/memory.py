@@ -207,6 +207,8 @@ class ShownBodies:
         self._wanted = wanted
         self._allow_partial = allow_partial
         self._parsed_bytes = 0
+        # Reserved bytes of bodies that were shown as stored
+        self._spare_bytes = 0
 
     def document(self, found: Fetched | FoundMessage) -> dict[str, Any]:
         """Return `found` JSON-ready. Raises `Refused` if the budget lacks memory for its plain body.
@@ -215,32 +217,45 @@ class ShownBodies:
         as stored.
         """
         message = found.message if isinstance(found, Fetched) else found
-        return found.to_dict(self._wanted, self._claimed(message))
+        most_bytes, claimed = self._claimed(message)
+        document = found.to_dict(self._wanted, most_bytes)
+        shown = document["message"] if isinstance(found, Fetched) else document
+        if claimed and "body_problem" not in shown:
+            self._spare_bytes -= claimed
+        return document
 
     def count(self, size: int) -> None:
         """Count the bytes of a document that was made."""
         self.left = max(0, self.left - size)
 
-    def _claimed(self, message: FoundMessage | None) -> int:
-        """Reserve memory for a message's plain body; return the bytes that it may have."""
+    def _claimed(self, message: FoundMessage | None) -> tuple[int, int]:
+        """Reserve memory for a message's plain body; return the bytes that it may have, and the reserved ones.
+
+        The reserved bytes remain spare until a body is shown plain.
+        """
         if self._wanted in ("excerpt", "none") or not isinstance(message, Message | KafkaRecord):
-            return self.left
-        size = message.size
+            return self.left, 0
+        size, claimed = message.size, 0
         if isinstance(message, Message) and message.compression is not None:
             try:
                 self._allowance.left_s("while bodies were decompressed")
             except BudgetExceeded:
                 if self._allow_partial:
-                    return 0
+                    return 0, 0
                 raise
             # a compressed body can become a thousand times its size
             size = message.plain_bytes(self.left)
-            self._reservation.grow(MESSAGE_FACTOR * size)
+            claimed = MESSAGE_FACTOR * size
+            if claimed > self._spare_bytes:
+                self._reservation.grow(claimed - self._spare_bytes)
+                self._spare_bytes = claimed
+            if size > self.left:
+                return self.left, claimed
         if self._wanted == "json" and size > self._parsed_bytes:
             # one body is parsed at a time
             self._reservation.grow(_PARSED_FACTOR * (size - self._parsed_bytes))
             self._parsed_bytes = size
-        return self.left
+        return self.left, claimed
 
 
 def _no_memory_left() -> Refused:
