@@ -4,6 +4,7 @@ sent.
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from types import SimpleNamespace
@@ -303,12 +304,22 @@ def test_no_body_is_decompressed_after_the_deadline(bombs, monkeypatch, path, as
             self._began_s -= 3600
         return left_s(self, *when)
 
+    def lookups(status):
+        # counted as they are audited
+        counts = re.findall(rf'lookups_total{{.*status="{status}".*}} (\d+)', bombs.get("/metrics").text)
+        return sum(map(int, counts))
+
     monkeypatch.setattr(Allowance, "left_s", late)
+    complete, exceeded, partial = map(lookups, ("complete", "BudgetExceeded", "partial"))
     got = bombs.get(path, params={"topic": "orders", **asked})
     assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
+    assert lookups("BudgetExceeded") == exceeded + 1
     if path == "/v1/messages":
         answer = bombs.get(path, params={"topic": "orders", "allow_partial": True, **asked}).json()
-        assert ["body_problem" in one["message"] for one in answer["messages"]] == [True] * 3
+        problems = [one["message"]["body_problem"] for one in answer["messages"]]
+        assert problems == ["timeout_s=30 was reached while bodies were decompressed"] * 3
+        assert (answer["status"], lookups("partial")) == ("partial", partial + 1)
+    assert lookups("complete") == complete
 
 
 def test_a_stream_counts_its_bytes_and_says_where_to_continue(index):

@@ -325,6 +325,7 @@ class LookupHandlers(Handlers):
         self._check_count(asked.max_count)
         allowance = self.allowance(asked)
         others = self._messages_for(caller_of(request))
+        bodies = self._bodies(request, asked, allowance)
 
         def look_up() -> MessagesResult:
             records = self.served.records(asked.topic)
@@ -333,7 +334,7 @@ class LookupHandlers(Handlers):
                 source = Containing(source, asked.contains, self.served.caps.message_bytes)
             limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
             answer = self.served.lookups.messages(*asked.arguments(), source=source, **limits)
-            return self._leveled(request, answer)
+            return self._with_bodies(bodies, self._leveled(request, answer))
 
         return await self._answer(
             request,
@@ -341,7 +342,7 @@ class LookupHandlers(Handlers):
             "messages",
             {"topic": asked.topic, "key": asked.key} | ({"contains": asked.contains} if asked.contains else {}),
             look_up,
-            partial(self._messages_encoded, request, asked, allowance),
+            partial(self._messages_encoded, request, asked, bodies),
         )
 
     async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:
@@ -352,6 +353,7 @@ class LookupHandlers(Handlers):
             caller.need_topic(topic)
         allowance = self.allowance(asked)
         source = self._messages_for(caller)
+        bodies = self._bodies(request, asked, allowance)
 
         def look_up() -> MessagesResult:
             answer = (
@@ -372,7 +374,7 @@ class LookupHandlers(Handlers):
             if not any(one.message is not None for one in answer.messages) and answer.cursor is None:
                 problem = next((one.problem for one in answer.messages if one.problem and not one.withheld), None)
                 raise Refused(404, f"no message {msg_id:.80}" + (f": {problem}" if problem else ""))
-            return answer
+            return self._with_bodies(bodies, answer)
 
         return await self._answer(
             request,
@@ -380,7 +382,7 @@ class LookupHandlers(Handlers):
             "message",
             {"id": msg_id[:200], "topic": asked.topic and asked.topic[:SHOWN]},
             look_up,
-            partial(self._messages_encoded, request, asked, allowance),
+            partial(self._messages_encoded, request, asked, bodies),
         )
 
     async def browse(self, request: Request, asked: parameters.BrowseParameters) -> Response:
@@ -390,6 +392,7 @@ class LookupHandlers(Handlers):
         allowance = self.allowance(asked)
         reservation: Reservation = request.state.reservation
         left = self.served.caps.message_bytes
+        bodies = ShownBodies(reservation, allowance, asked.body, left)
 
         def claim(size: int, is_read_anyway: bool) -> bool:
             nonlocal left
@@ -419,24 +422,26 @@ class LookupHandlers(Handlers):
             if answer is None:
                 queue = "" if asked.queue_id is None else f" {asked.queue_id}"
                 raise Refused(404, f"topic {asked.topic!r:.80} has no queue{queue} here")
+            self._show_browsed(bodies, caller, answer)
             spent = RequestStats.of_usage(allowance.usage)
             return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
 
         what = {"topic": asked.topic, "queue_id": asked.queue_id, "at_ms": asked.at_ms}
         what |= {"cursor": asked.cursor and asked.cursor[:SHOWN]}
-        bodies = ShownBodies(reservation, allowance, asked.body, self.served.caps.message_bytes)
-        encoded = partial(self._browsed_encoded, asked.topic, bodies, caller)
+        encoded = partial(self._browsed_encoded, asked.topic, bodies.encoded, caller)
         return await self._answer(request, allowance, "browse", what, look_up, encoded)
 
-    def _browsed_encoded(self, topic: str, bodies: ShownBodies, caller: Caller, answer: Browsed) -> Document:
-        redaction, shown = self.served.redaction, []
+    def _show_browsed(self, bodies: ShownBodies, caller: Caller, answer: Browsed) -> None:
+        """Encode the messages of an answer."""
+        redaction = self.served.redaction
         for one in answer.messages:
             # a reason may name other topics
             problem = one.problem and (redaction.text(one.problem) if caller.topics is None else _UNREADABLE)
             message = None if one.message is None else bodies.document(one.message)
             place = {"queue_id": one.queue_id, "queue_offset": one.queue_offset}
-            shown.append(wire.encode({**place, "message": message, "problem": problem}).rstrip())
-            bodies.count(len(shown[-1]))
+            bodies.add(wire.encode({**place, "message": message, "problem": problem}).rstrip())
+
+    def _browsed_encoded(self, topic: str, shown: list[bytes], caller: Caller, answer: Browsed) -> Document:
         ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
         whole = {"topic": topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
         # reads of the archive are about all topics
@@ -465,28 +470,37 @@ class LookupHandlers(Handlers):
         passed_s = answer.explain.elapsed_ms / 1000
         return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000))
 
-    def _messages_encoded(
+    def _bodies(
         self,
         request: Request,
         asked: parameters.MessagesParameters | parameters.MessageParameters,
         allowance: Allowance,
-        answer: MessagesResult,
-    ) -> bytes | Document:
-        redaction, most_bytes = self.served.redaction, self.served.caps.message_bytes
-        reservation: Reservation = request.state.reservation
-        bodies = ShownBodies(reservation, allowance, asked.body, most_bytes, allow_partial=asked.allow_partial)
-        shown = []
+    ) -> ShownBodies:
+        most_bytes, partial_too = self.served.caps.message_bytes, asked.allow_partial
+        return ShownBodies(request.state.reservation, allowance, asked.body, most_bytes, allow_partial=partial_too)
+
+    def _with_bodies(self, bodies: ShownBodies, answer: MessagesResult) -> MessagesResult:
+        """Encode the messages of an answer; return it, ``partial`` if a body was not decompressed in time."""
+        redaction = self.served.redaction
         for one in answer.messages:
             document = bodies.document(one)
             # redact only the places, not the message
             document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
-            shown.append(wire.encode(document).rstrip())
-            bodies.count(len(shown[-1]))
-        files = _tells_files(request, asked)
-        whole = _with_messages(redaction.document(replace(answer, messages=()).to_dict(files=files)), shown)
+            bodies.add(wire.encode(document).rstrip())
+        return replace(answer, status="partial") if bodies.is_partial else answer
+
+    def _messages_encoded(
+        self,
+        request: Request,
+        asked: parameters.MessagesParameters | parameters.MessageParameters,
+        bodies: ShownBodies,
+        answer: MessagesResult,
+    ) -> bytes | Document:
+        document = replace(answer, messages=()).to_dict(files=_tells_files(request, asked))
+        whole = _with_messages(self.served.redaction.document(document), bodies.encoded)
         if isinstance(asked, parameters.MessageParameters):
             return whole
-        return self._document(asked, whole, _row_ends(shown), [one.item for one in answer.messages], answer)
+        return self._document(asked, whole, _row_ends(bodies.encoded), [one.item for one in answer.messages], answer)
 
     async def topics(self, request: Request, asked: parameters.Range) -> Response:
         """Answer with the topics: entries, bytes of their messages, first and last second."""

@@ -202,10 +202,14 @@ class ShownBodies:
         allow_partial: bool = False,
     ) -> None:
         self.left = left
+        self.encoded: list[bytes] = []
         self._reservation = reservation
         self._allowance = allowance
         self._wanted = wanted
         self._allow_partial = allow_partial
+        # Whether the deadline left a body compressed
+        self.is_partial = False
+        self._late: BudgetExceeded | None = None
         self._parsed_bytes = 0
         # Reserved bytes of bodies that were shown as stored
         self._spare_bytes = 0
@@ -214,19 +218,23 @@ class ShownBodies:
         """Return `found` JSON-ready. Raises `Refused` if the budget lacks memory for its plain body.
 
         Raises `BudgetExceeded` after the deadline if a body is compressed. With `allow_partial`, such a body is shown
-        as stored.
+        as stored, and `is_partial` becomes True.
         """
         message = found.message if isinstance(found, Fetched) else found
         most_bytes, claimed = self._claimed(message)
         document = found.to_dict(self._wanted, most_bytes)
-        shown = document["message"] if isinstance(found, Fetched) else document
-        if claimed and "body_problem" not in shown:
+        shown = (document["message"] if isinstance(found, Fetched) else document) or {}
+        if "body_problem" not in shown:
             self._spare_bytes -= claimed
+        elif self._late is not None:
+            shown["body_problem"] = str(self._late)
+            self.is_partial = True
         return document
 
-    def count(self, size: int) -> None:
-        """Count the bytes of a document that was made."""
-        self.left = max(0, self.left - size)
+    def add(self, encoded: bytes) -> None:
+        """Append a document to `encoded`, and count its bytes."""
+        self.encoded.append(encoded)
+        self.left = max(0, self.left - len(encoded))
 
     def _claimed(self, message: FoundMessage | None) -> tuple[int, int]:
         """Reserve memory for a message's plain body; return the bytes that it may have, and the reserved ones.
@@ -239,10 +247,11 @@ class ShownBodies:
         if isinstance(message, Message) and message.compression is not None:
             try:
                 self._allowance.left_s("while bodies were decompressed")
-            except BudgetExceeded:
-                if self._allow_partial:
-                    return 0, 0
-                raise
+            except BudgetExceeded as error:
+                if not self._allow_partial:
+                    raise
+                self._late = error
+                return 0, 0
             # a compressed body can become a thousand times its size
             size = message.plain_bytes(self.left)
             claimed = MESSAGE_FACTOR * size
