@@ -19,11 +19,13 @@ from tests.server.conftest import PATIENCE_S, index_in, serving
 from tests.support.batches import batch
 from tests.support.stored_messages import compress
 from tiered_index import IndexItem
+from tiered_index.rocketmq.log.message import Message
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
 from tiered_index.server.memory import (
     MESSAGE_FACTOR,
+    SEARCHED_FACTOR,
     CountedMessages,
     MemoryBudget,
     Reservation,
@@ -271,6 +273,26 @@ def test_plain_bodies_count_as_memory_of_the_answer_before_they_are_made(bombs, 
 
     monkeypatch.setattr(Reservation, "grow", full)
     assert bombs.get(path, params={"topic": "orders", **asked}).status_code == 503
+
+
+def test_the_largest_plain_body_counts_as_memory_before_bodies_are_searched(bombs, monkeypatch):
+    held, grow = [], Reservation.grow
+    monkeypatch.setattr(Reservation, "grow", lambda self, size: held.append(size) or grow(self, size))
+    asked = {"topic": "orders", "key": "k", "body": "none"}
+    for text, count in (("  1", 3), ("nowhere", 0)):
+        held.clear()
+        got = bombs.get("/v1/messages", params={**asked, "contains": text})
+        assert len(got.json()["messages"]) == count
+        assert SEARCHED_FACTOR <= sum(held) / BOMB_BYTES < SEARCHED_FACTOR + 0.1
+
+    def full(self, size):
+        if size > BOMB_BYTES:
+            raise Refused(503, "full")
+        grow(self, size)
+
+    monkeypatch.setattr(Reservation, "grow", full)
+    monkeypatch.setattr(Message, "body", lambda *_: pytest.fail("decompressed without memory"))
+    assert bombs.get("/v1/messages", params={**asked, "contains": "nowhere"}).status_code == 503
 
 
 @pytest.mark.parametrize("cause", ["too large", "too large for JSON", "cut short"])

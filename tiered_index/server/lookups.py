@@ -32,8 +32,10 @@ from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.memory import (
     MESSAGE_FACTOR,
+    SEARCHED_FACTOR,
     SEEN_BYTES,
     CountedMessages,
+    Largest,
     MemoryInUse,
     Reservation,
     ShownBodies,
@@ -331,7 +333,8 @@ class LookupHandlers(Handlers):
             records = self.served.records(asked.topic)
             source: MessageSource = CountedMessages(records or others, request.state.reservation)
             if asked.contains is not None:
-                source = Containing(source, asked.contains, self.served.caps.message_bytes)
+                claim = Largest(request.state.reservation, SEARCHED_FACTOR).claim
+                source = Containing(source, asked.contains, self.served.caps.message_bytes, claim)
             limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
             answer = self.served.lookups.messages(*asked.arguments(), source=source, **limits)
             return self._with_bodies(bodies, self._leveled(request, answer))

@@ -29,6 +29,8 @@ T = TypeVar("T")
 _ENTRY_BYTES, _TOPIC_FACTOR = 1024, 6
 # Memory of a message for each stored byte: stored, as text, and as JSON with digits and escapes
 MESSAGE_FACTOR = 4
+# Memory of a body that is decompressed and searched for each plain byte: in parts, then whole
+SEARCHED_FACTOR = 2
 # Memory of a parsed JSON body for each byte; nested lists need the most
 _PARSED_FACTOR = 50
 # Memory of an entry that a stream has sent, and must not send again
@@ -189,6 +191,21 @@ class CountedMessages:
         return self.source.fetch(items, topic, key)
 
 
+class Largest:
+    """Reserves memory for bodies that are made one after the other: `factor` bytes for each byte of the largest."""
+
+    def __init__(self, reservation: Reservation, factor: int) -> None:
+        self._reservation = reservation
+        self._factor = factor
+        self._bytes = 0
+
+    def claim(self, size: int) -> None:
+        """Reserve memory for a body of `size` bytes. Raises `Refused` if the budget lacks it."""
+        if size > self._bytes:
+            self._reservation.grow(self._factor * (size - self._bytes))
+            self._bytes = size
+
+
 class ShownBodies:
     """Bounds the bodies of one answer while they are shown: in total `left` bytes, within memory and time."""
 
@@ -210,7 +227,8 @@ class ShownBodies:
         # Whether the deadline left a body compressed
         self.is_partial = False
         self._late: BudgetExceeded | None = None
-        self._parsed_bytes = 0
+        # One body is parsed at a time
+        self._parsed = Largest(reservation, _PARSED_FACTOR)
         # Reserved bytes of bodies that were shown as stored
         self._spare_bytes = 0
 
@@ -260,10 +278,8 @@ class ShownBodies:
                 self._spare_bytes = claimed
             if size > self.left:
                 return self.left, claimed
-        if self._wanted == "json" and size > self._parsed_bytes:
-            # one body is parsed at a time
-            self._reservation.grow(_PARSED_FACTOR * (size - self._parsed_bytes))
-            self._parsed_bytes = size
+        if self._wanted == "json":
+            self._parsed.claim(size)
         return self.left, claimed
 
 

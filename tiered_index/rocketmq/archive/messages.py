@@ -547,12 +547,14 @@ class Containing:
 
     It searches body, tags, keys, ids and properties, and ignores case. A message that can't be read, or decompressed
     within `max_body_bytes`, may have the text, and stays in the answer. A message that is not searched before the
-    deadline has an error.
+    deadline has an error. `claim`, if given, is called before a body is decompressed, with its plain size in bytes.
+    Bodies are decompressed one after the other.
     """
 
     source: MessageSource
     text: str
     max_body_bytes: int = MAX_BODY_BYTES
+    claim: Callable[[int], object] | None = None
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return the result for each of `items`."""
@@ -574,6 +576,8 @@ class Containing:
         return replace(one, message=one.message if one.instead is not None else None, carries_key=False)
 
     def _has(self, message: Searched, wanted: str) -> bool:
+        if self.claim is not None and isinstance(message, Message) and message.compression is not None:
+            self.claim(message.plain_bytes(self.max_body_bytes))
         try:
             body = message.body(self.max_body_bytes)
         except CorruptFile:
