@@ -8,6 +8,7 @@ import random
 import ssl
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -176,6 +177,28 @@ async def test_a_request_counts_that_comes_with_the_end_of_its_connection():
             await client.ended()
         await until(lambda: len(observed) == 3)
         assert sorted(opaque for opaque, _ in audited) == sorted(opaque for opaque, _ in observed) == [0, 1, 2]
+
+
+@run
+async def test_a_request_is_audited_whose_client_leaves_before_an_audit_thread_begins():
+    goes_on, threads = threading.Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    async with accounting() as (server, audited, observed):
+        busy = asyncio.ensure_future(asyncio.to_thread(goes_on.wait, 60))
+        try:
+            async with Client.open(server) as client:
+                # the pool starts its one thread for the first call
+                await until(lambda: not threads._work_queue.qsize())
+                await client.send(Command(code=AT_ONCE, opaque=7))
+                await until(threads._work_queue.qsize)
+            await until(lambda: server.connections == 0)
+            assert audited == observed == []
+        finally:
+            goes_on.set()
+        assert await busy
+        # the pool is idle after this call
+        await asyncio.to_thread(int)
+        assert audited == observed == [(7, 0)]
 
 
 @run
