@@ -130,17 +130,19 @@ def test_partial(opened, folder, made, tmp_path):
         expect(missing).to_be_empty()
 
 
-def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path):
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path, has_tokens):
     path = tmp_path / "tokens.json"
     problem = "archive: a segment is passed over, since its file is damaged: " + "x" * 200
-    some = add_token(path, "some", "read", None)
-    with serving(made.index, tokens=path, problems=lambda: [problem]) as client:
-        page = opened(str(client.base_url), f"#token={some}&cost")
+    sign_in = f"token={add_token(path, 'some', 'read', None)}&" if has_tokens else ""
+    with serving(made.index, tokens=path if has_tokens else None, problems=lambda: [problem]) as client:
+        page = opened(str(client.base_url), f"#{sign_in}cost")
         expect(page.locator("#cost-table tbody tr")).to_have_count(3)
-        expect(page.locator("#ready")).to_have_text(f"problem: {problem}")
+        expect(page.locator("#ready")).to_have_text("problem: source" if has_tokens else f"problem: {problem}")
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
-            expect(page.get_by_role("button", name="Sign out")).to_be_in_viewport(ratio=1)
+            if has_tokens:
+                expect(page.get_by_role("button", name="Sign out")).to_be_in_viewport(ratio=1)
             assert page.evaluate(HEAD_ROWS) == 1 and fits(page), width
             # the reason is clipped, not the views
             for link in page.get_by_role("navigation").get_by_role("link").all():
