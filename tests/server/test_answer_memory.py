@@ -252,6 +252,19 @@ def bombs(tmp_path_factory):
 
 
 BOMB_BYTES = 1 << 20
+
+
+def refuse_bombs(patch, grow):
+    """Refuse reservations of more than a bomb."""
+
+    def full(self, size):
+        if size > BOMB_BYTES:
+            raise Refused(503, "full")
+        grow(self, size)
+
+    patch.setattr(Reservation, "grow", full)
+
+
 OF_BOMBS = (("/v1/messages", {"key": "k"}), ("/v1/browse", {"at_ms": 1}))
 
 
@@ -266,12 +279,7 @@ def test_plain_bodies_count_as_memory_of_the_answer_before_they_are_made(bombs, 
         assert forms == ["json" if body == "json" else "text"] * 3
         assert factor <= sum(held) / BOMB_BYTES < factor + 0.1
 
-    def full(self, size):
-        if size > BOMB_BYTES:
-            raise Refused(503, "full")
-        grow(self, size)
-
-    monkeypatch.setattr(Reservation, "grow", full)
+    refuse_bombs(monkeypatch, grow)
     assert bombs.get(path, params={"topic": "orders", **asked}).status_code == 503
 
 
@@ -285,12 +293,7 @@ def test_the_largest_plain_body_counts_as_memory_before_bodies_are_searched(bomb
         assert len(got.json()["messages"]) == count
         assert SEARCHED_FACTOR <= sum(held) / BOMB_BYTES < SEARCHED_FACTOR + 0.1
 
-    def full(self, size):
-        if size > BOMB_BYTES:
-            raise Refused(503, "full")
-        grow(self, size)
-
-    monkeypatch.setattr(Reservation, "grow", full)
+    refuse_bombs(monkeypatch, grow)
     monkeypatch.setattr(Message, "body", lambda *_: pytest.fail("decompressed without memory"))
     assert bombs.get("/v1/messages", params={**asked, "contains": "nowhere"}).status_code == 503
 

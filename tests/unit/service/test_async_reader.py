@@ -61,18 +61,24 @@ def test_an_export_is_the_one_of_the_reader_beneath(uri):
     assert sorted(str(row) for batch in batches for row in batch.to_pylist()) == expected
 
 
+async def cancel_a_batch(export, storage):
+    """Cancel a task that reads a batch. Return the request that hangs."""
+    hang = storage.hang("get_range")
+    task = asyncio.create_task(anext(export))
+    assert await asyncio.to_thread(hang.entered.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return hang
+
+
 def test_a_cancelled_export_is_closed_once_its_batch_is_read(uri):
     storage = Watched(open_storage(uri))
 
     async def cancelled():
         async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
             export = await reader.export()
-            hang = storage.hang("get_range")
-            task = asyncio.create_task(anext(export))
-            assert await asyncio.to_thread(hang.entered.wait, 60)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            hang = await cancel_a_batch(export, storage)
             closing = asyncio.create_task(export.close())
             hang.release.set()
             await closing
@@ -88,13 +94,7 @@ def test_an_export_that_lost_a_batch_to_a_cancelled_task_is_refused(uri):
     async def cancelled():
         async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
             async with await reader.export() as export:
-                hang = storage.hang("get_range")
-                task = asyncio.create_task(anext(export))
-                assert await asyncio.to_thread(hang.entered.wait, 60)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                hang.release.set()
+                (await cancel_a_batch(export, storage)).release.set()
                 for _ in range(2):
                     with pytest.raises(IndexClosed, match="a cancelled task lost a batch"):
                         await anext(export)

@@ -75,8 +75,8 @@ def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty):
     assert list(index.log_state.objects) == objects(faulty)
 
 
-def test_a_restart_leaves_the_upload_of_a_repair(open_index, faulty, storage):
-    """The record exists, but the file was not moved. Another process sends the file's object again."""
+def published_unmoved(open_index, faulty):
+    """Return a writer whose file's record exists, but whose file was not moved, and the name of the file's object."""
     index = open_index("root", storage_backend=faulty)
     index.put("t", 0, "k", 1, 1, T)
     compact_only(index, faulty)
@@ -84,6 +84,12 @@ def test_a_restart_leaves_the_upload_of_a_repair(open_index, faulty, storage):
     with pytest.raises(StorageUnavailable, match="moving"):
         index.run_lifecycle()
     (name,) = index.log_state.objects
+    return index, name
+
+
+def test_a_restart_leaves_the_upload_of_a_repair(open_index, faulty, storage):
+    """The record exists, but the file was not moved. Another process sends the file's object again."""
+    index, name = published_unmoved(open_index, faulty)
     assert [handle.place for handle in index.files()] == ["compacted"]
     index.abandon()
     sent = name.rpartition("/")[0] + "/" + "0" * 16 + ".index"
@@ -99,13 +105,7 @@ def test_a_restart_leaves_the_upload_of_a_repair(open_index, faulty, storage):
 
 def test_a_restart_leaves_an_object_that_a_merge_has_just_removed(open_index, faulty, storage, clock):
     """The record exists, but the file was not moved. An export may still read its object."""
-    index = open_index("root", storage_backend=faulty)
-    index.put("t", 0, "k", 1, 1, T)
-    compact_only(index, faulty)
-    index._lifecycle._context.root.disk.fail("rename", times=None)
-    with pytest.raises(StorageUnavailable, match="moving"):
-        index.run_lifecycle()
-    (name,) = index.log_state.objects
+    index, name = published_unmoved(open_index, faulty)
     index.abandon()
     clock.advance(3 * 86_400)
     assert merge_all(storage, clock).sources == 1
