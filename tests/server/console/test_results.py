@@ -213,6 +213,27 @@ def test_shown_results_can_be_saved(opened, shop):
     assert f"'{FORMULA}" in [row[-1] for row in table] and len(table) == 40
 
 
+def test_a_save_waits_for_messages_that_are_still_read(opened, shop):
+    page = opened(shop[0])
+    held = []
+    page.route("**/v1/messages?*", lambda route: held.append(route))
+    for kind in ("NDJSON", "CSV"):
+        search(page, "orders", "7")
+        expect(status(page)).to_have_text("25 entries so far; there are more.")
+        expect(rows(page).first).to_contain_text("…")
+        with page.expect_download() as began:
+            page.get_by_role("button", name=f"Save as {kind}").click()
+            # the file is about the first search
+            search(page, "", "order-1")
+            expect(status(page)).to_have_text("1 entry: the answer is complete.")
+            while held:
+                held.pop().continue_()
+        assert began.value.suggested_filename == f"7.{kind.lower()}"
+        text = began.value.path().read_text()
+        assert all(f"amount {n} EUR" in text for n in range(15, 39)), text
+        assert "Topic" not in text.splitlines()[0]
+
+
 def shell(line, folder, **environment):
     """Return the output of a command line."""
     env = {"PATH": "/usr/bin:/bin", **environment}

@@ -20,7 +20,7 @@ const BRANCHES = 200;
 // characters that no text has; tabs and line ends are allowed
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f]/;
 const TIMES = { born_ms: "born", store_ms: "stored", timestamp_ms: "time" };
-const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint"]);
+const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint", "found", "asked"]);
 const FIRST = new Set(["partition", "offset", "key", "headers", "timestamp_ms", "topic", "keys", "uniq_key", "tags", "store_ms", "msg_id"]);
 let opened = 0;
 let bodies = 0;

@@ -89,8 +89,8 @@ export function start() {
   find("close").addEventListener("click", leave);
   find("copy").addEventListener("click", () => commands.copy(location.href, find("copied")));
   for (const [id, step] of [["before", -1], ["behind", 1]]) find(id).addEventListener("click", () => move(id, step));
-  find("save-ndjson").addEventListener("click", () => save("ndjson", (rows) => results.ndjson(rows)));
-  find("save-csv").addEventListener("click", () => save("csv", (rows) => results.csv(rows, columnsOf(items))));
+  find("save-ndjson").addEventListener("click", () => save("ndjson", results.ndjson));
+  find("save-csv").addEventListener("click", () => save("csv", results.csv));
   find("message").addEventListener("keydown", ({ key }) => key === "Escape" && leave());
 }
 
@@ -472,12 +472,16 @@ function columnsOf(rows) {
   return results.columnsOf(opening, places, hidden);
 }
 
-// Reads the messages of rows, once for each row.
-async function tellApart(rows) {
-  const mine = stopping;
+// Reads the messages of rows, once for each row: `asked` of a row is the promise of its read.
+function tellApart(rows) {
   const some = rows.filter((row) => !row.found && !row.asked && row.topic !== undefined);
   if (!some.length) return;
-  for (const row of some) row.asked = true;
+  const reading = readMessages(some);
+  for (const row of some) row.asked = reading;
+}
+
+async function readMessages(some) {
+  const mine = stopping;
   try {
     const failed = await results.fill(some, asked.key);
     if (mine !== stopping) return;
@@ -525,7 +529,11 @@ async function move(id, step) {
 }
 
 async function save(kind, made) {
-  const rows = table.ordered();
-  await tellApart(rows);
-  message.download(made(rows), `${asked.key.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${kind}`);
+  // a new search may begin before all messages are read
+  const rows = [...table.ordered()];
+  const { key } = asked;
+  const columns = columnsOf(items);
+  tellApart(rows);
+  await Promise.all(rows.map((row) => row.asked));
+  message.download(made(rows, columns), `${key.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${kind}`);
 }
