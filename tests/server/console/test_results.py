@@ -495,6 +495,28 @@ def test_messages_that_a_filter_could_not_read_are_named_over_all_pages(opened, 
     expect(rows(page).first).to_contain_text("not known")
 
 
+def test_a_message_that_may_be_in_an_unread_part_is_not_known(opened, shop):
+    page = opened(shop[0])
+    gone = {"file": "0001", "place": "storage", "begin_ms": T, "end_ms": T, "error": "it is gone", "source": None}
+    unread = {"messages": [], "status": "partial", "cursor": None, "failed": [gone], "collisions": 0}
+    full = unread | {"status": "truncated", "cursor": "more", "failed": []}
+    for answer, said in (
+        (unread, ["These files could not be read:", "0001 (storage)", "it is gone"]),
+        (full, ["This second has too many messages of this key."]),
+        (full | {"cursor": None}, ["The index no longer has this entry."]),
+    ):
+        page.route("**/v1/messages?*", answering(json.dumps(answer)))
+        search(page, "orders", "order-3")
+        expect(rows(page)).to_have_count(1)
+        rows(page).get_by_role("button").click()
+        state = "not known" if answer["failed"] or answer["cursor"] else "missing"
+        expect(page.locator("#message .state")).to_contain_text(f"{state}: ")
+        for one in said:
+            expect(page.locator("#message")).to_contain_text(one)
+        check_access(page)
+        page.unroute("**/v1/messages?*")
+
+
 def test_the_filter_is_there_only_with_something_to_filter(opened, shop):
     page = opened(shop[0], "#search?topic=orders&key=none")
     expect(status(page)).to_contain_text("No match for key none")

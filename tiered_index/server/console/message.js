@@ -2,7 +2,7 @@
 import { json } from "./api.js";
 import { around } from "./browse.js";
 import { ofMessage, ofRecord, shown } from "./commands.js";
-import { bytes, counted, find, make, tell, time } from "./page.js";
+import { bytes, counted, fileList, find, make, tell, time } from "./page.js";
 
 const SHOWN = 64 << 10;
 // most pages of one second's messages that are searched for the chosen message
@@ -14,6 +14,7 @@ const STATES = {
   expired: "expired: the store has deleted it, and no archive has it",
   erased: "erased from its archived segment",
   missing: "missing: no message could be read, for this reason:",
+  "not known": "not known: the search for the message is not complete, for this reason:",
 };
 // most rows of one opened node of a tree
 const BRANCHES = 200;
@@ -33,6 +34,7 @@ export async function showEntry(item, { topic, key }, from) {
     const second = { begin_ms: at, end_ms: at, max_count: 64, body: "hex", allow_partial: true };
     let cursor = "";
     let collisions = 0;
+    const failed = new Map();
     for (let page = 0; page < PAGES && cursor !== null; page += 1) {
       const answer = await json("v1/messages", { topic, key, ...second, cursor });
       // values from an address are texts
@@ -42,6 +44,12 @@ export async function showEntry(item, { topic, key }, from) {
       if (found) return [found];
       cursor = answer.cursor;
       collisions += answer.collisions;
+      for (const one of answer.failed) failed.set(`${one.source ?? ""} ${one.file}`, one);
+    }
+    // the message may be in a file that could not be read, or on a later page
+    if (failed.size || cursor !== null) {
+      const problem = failed.size ? "These files could not be read:" : "This second has too many messages of this key.";
+      return [{ state: "not known", item, message: null, problem, failed: [...failed.values()] }];
     }
     const other = collisions ? "The message at this position has another key with the same hash."
       : "The index no longer has this entry.";
@@ -77,7 +85,7 @@ async function open(from, read) {
 // A record of Kafka has a place of its own.
 const placeOf = ({ topic, partition, offset }) => `kafka:${topic}/${partition}/${offset}`;
 
-function parts({ state, item, message, read_from: place, problem }) {
+function parts({ state, item, message, read_from: place, problem, failed }) {
   const isRecord = message?.partition !== undefined;
   const hasNone = /^no archive[^;]*, and no store directory was given$/.test(problem ?? "");
   const none = "This service reads no store (pass serve --store), and no archived segment has the message.";
@@ -86,6 +94,7 @@ function parts({ state, item, message, read_from: place, problem }) {
   return [
     make("p", { class: "state", role: "status" }, isRecord && state === "local" ? "read from the broker" : STATES[state] ?? state),
     ...warnings.filter(Boolean).map((warning) => make("p", { class: "warning" }, warning)),
+    ...(failed?.length ? [fileList(failed)] : []),
     ...(place ? [make("p", { class: "hint" }, `From ${place}`)] : []),
     ...(isRecord && message.body_bytes === null ? [make("p", { class: "hint" }, "A record without a value (a tombstone).")] : []),
     ...(message?.body === undefined ? [] : bodyParts(message.body, isRecord ? placeOf(message) : message.uniq_key || message.msg_id)),
