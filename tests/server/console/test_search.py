@@ -219,6 +219,19 @@ def test_a_key_is_searched_in_every_topic(opened, service):
     expect(status(page)).to_have_text("No match for key nothing has it of any topic: the answer is complete.")
 
 
+def test_a_pattern_without_a_topic_says_so(opened, service):
+    page = opened(service)
+    said = page.locator("#said")
+    for topics in ("oders*", "oders, payment"):
+        search(page, topics, "order-4711")
+        expect(status(page)).to_have_text(f"No match for key order-4711 of topic {topics}: the answer is complete.")
+        expect(said).to_contain_text("No topic that you may see matches.")
+        expect(said).not_to_contain_text("The index has no entries yet.")
+    search(page, "*", "nothing has it")
+    expect(said).to_contain_text("Searched 3 topics.")
+    expect(said).not_to_contain_text("No topic")
+
+
 def test_a_miss_offers_the_key_that_was_meant(opened, service):
     page = opened(service)
     page.get_by_text("Key templates").click()

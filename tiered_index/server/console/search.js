@@ -220,7 +220,8 @@ async function readEverywhere() {
     explain(whole.explain);
     const lacksSome = whole.status === "partial" || status === "partial";
     const open = topics.filter((_, n) => whole.results[n].cursor !== null).map(({ topic }) => topic);
-    conclude({ unknown_topics: [], as_of_ms: null, expired_before_ms: null, ...whole, cursor: null,
+    const matchesNone = !topics.length && !["", "*"].includes(asked.topic);
+    conclude({ unknown_topics: [], as_of_ms: null, expired_before_ms: null, ...whole, cursor: null, matchesNone,
       failed: [...failed, ...whole.failed], status: lacksSome ? "partial" : open.length ? "truncated" : "complete" });
     find("said").prepend(make("p", {}, `Searched ${counted(topics.length, "topic")}.`), ...open.map((topic) =>
       make("p", {}, make("a", { href: addressOf([["topic", topic], ...NAMES.slice(1).map((n) => [n, asked[n]])]) },
@@ -415,7 +416,8 @@ function conclude(end) {
     const looked = [...reports.values()].filter(({ outcome }) => outcome !== "refreshed").length;
     const timed = asked.begin_ms || asked.end_ms;
     if (timed) notes.push(`Searched from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
-    if (looked) notes.push(`The search read or skipped ${counted(looked, "file")}: see below.`);
+    if (end.matchesNone) notes.push("No topic that you may see matches.");
+    else if (looked) notes.push(`The search read or skipped ${counted(looked, "file")}: see below.`);
     else if (!end.explain.files) notes.push("This token does not show which files were read.");
     else if (timed || expired !== null || until !== null) notes.push("No file has entries of this time.");
     else notes.push("The index has no entries yet.");
