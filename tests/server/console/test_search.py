@@ -278,6 +278,23 @@ def test_times_are_as_people_say_them(opened, service):
     expect(begin).to_have_value("2025-11-01T03:00:00Z")
 
 
+def test_a_time_that_no_calendar_has_is_refused(opened, service):
+    page = opened(service)
+    begin, end = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
+    for zone in ("UTC", f"here ({page.evaluate('Intl.DateTimeFormat().resolvedOptions().timeZone')})"):
+        page.get_by_label("Time zone").select_option(zone)
+        for given in ("2025-06-31", "2025-13-01", "2025-11-01 25:10", "2025-11-01 01:70", "2025-02-29 01:30:00"):
+            begin.fill(given)
+            end.fill("")
+            search(page)
+            expect(page.get_by_role("alert").filter(has_text="(400)")).to_contain_text(f"From: '{given}' is neither")
+            expect(begin).to_have_value(given)
+            expect(end).to_have_value("")
+    begin.fill("2024-02-29")
+    search(page)
+    expect(begin).to_have_value(re.compile("^2024-02-2[89]T"))
+
+
 def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made):
     page = opened(service, "#search?topic=orders&key=order-4711")
     panel = page.locator("#message")

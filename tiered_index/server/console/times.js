@@ -9,10 +9,16 @@ export const setLocal = (on) => (on ? localStorage.setItem(ZONE, "local") : loca
 const milliseconds = (parts, local) => (local ? new Date(...parts).valueOf() : Date.UTC(...parts));
 const iso = (ms) => `${new Date(ms).toISOString().slice(0, 19)}Z`;
 
+// Returns whether the calendar has a date, with or without a time: `Date` reads 31 June as 1 July.
+const isReal = (text, parts) => iso(Date.UTC(...parts)).startsWith(text.replace(" ", "T"));
+
 // Returns the day that a text names, as [year, month, day]: today, yesterday, the last Tuesday, 2025-11-04; or null.
 function dayOf(text, local) {
   const date = /^(\d{4})-(\d\d)-(\d\d)$/.exec(text);
-  if (date) return [Number(date[1]), date[2] - 1, Number(date[3])];
+  if (date) {
+    const parts = [Number(date[1]), date[2] - 1, Number(date[3])];
+    return isReal(text, parts) ? parts : null;
+  }
   const now = new Date();
   const [year, month, day, weekday] = local ? [now.getFullYear(), now.getMonth(), now.getDate(), now.getDay()]
     : [now.getUTCFullYear(), now.getUTCMonth(), now.getUTCDate(), now.getUTCDay()];
@@ -24,7 +30,8 @@ function dayOf(text, local) {
 
 export const isDay = (text) => dayOf(text.trim(), false) !== null;
 
-// Returns a time in the service's form. A day becomes its first second, or with `isEnd` its last second.
+// Returns a time in the service's form, and another text unchanged. A day becomes its first second, or with `isEnd` its
+// last second.
 export function moment(given, { isEnd = false, local = isLocal() } = {}) {
   const text = given.trim();
   const day = dayOf(text, local);
@@ -35,6 +42,7 @@ export function moment(given, { isEnd = false, local = isLocal() } = {}) {
   const parts = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d)(?::(\d\d))?$/.exec(text)?.slice(1).map((part) => Number(part ?? 0));
   if (!parts) return text;
   parts[1] -= 1;
+  if (!isReal(text, parts)) return text;
   return iso(milliseconds(parts, local));
 }
 
