@@ -65,6 +65,26 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         expect(page.get_by_role("alert").filter(has_text="does not know this token")).to_be_visible()
 
 
+def test_a_token_with_other_characters_is_refused(opened, made, tmp_path):
+    path = tmp_path / "tokens.json"
+    some = add_token(path, "some", "read", None)
+    with serving(made.index, tokens=path) as client:
+        page = opened(str(client.base_url), "#search?topic=payments&key=payment-1")
+        field = page.get_by_label("Token", exact=True)
+        refused = page.get_by_role("alert").filter(has_text="does not know this token")
+        for wrong in (f"{some}\N{EM DASH}", f"\N{LEFT DOUBLE QUOTATION MARK}{some}", "ti wrong", "ti_\u00fc"):
+            expect(field).to_be_focused()
+            field.fill(wrong)
+            page.keyboard.press("Enter")
+            expect(refused).to_be_visible()
+            expect(page.locator("#search-view")).to_be_hidden()
+            assert page.evaluate("sessionStorage.length") == 0, wrong
+            page.reload()
+        field.fill(some)
+        page.keyboard.press("Enter")
+        expect(status(page)).to_have_text("1 entry: the answer is complete.")
+
+
 def test_an_empty_index_says_so(opened, tmp_path):
     with index_in(tmp_path) as index, serving(index) as client:
         page = opened(str(client.base_url))

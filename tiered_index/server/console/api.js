@@ -27,6 +27,9 @@ export class Problem extends Error {
   }
 }
 
+// Asks the user for a token in place of the one that was sent.
+const refuse = (sent) => document.dispatchEvent(new CustomEvent("token-wanted", { detail: sent }));
+
 // Parses JSON. Integers that a JavaScript number would round become texts.
 export function exact(text) {
   return JSON.parse(text, (_, value, context) =>
@@ -38,6 +41,11 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
   const given = Object.entries(asked).filter(([, value]) => value !== "" && value !== null);
   for (const [name, value] of given) url.searchParams.set(name, value);
   const sent = token.get();
+  // a browser can't send other characters in a header
+  if (sent && !/^[\x21-\x7e]+$/.test(sent)) {
+    refuse(sent);
+    throw new Problem({ status: 401, title: "Unauthorized", detail: "No token has these characters." });
+  }
   const headers = { accept, ...(sent ? { authorization: `Bearer ${sent}` } : {}) };
   let response;
   try {
@@ -55,7 +63,7 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
   if (got.get("content-type")?.startsWith("application/problem+json")) said = exact(await response.text());
   // a late response does not apply to a token that was entered meanwhile
   const isOld = token.get() !== null && token.get() !== sent;
-  if (status === 401 && !isOld) document.dispatchEvent(new CustomEvent("token-wanted", { detail: sent }));
+  if (status === 401 && !isOld) refuse(sent);
   throw new Problem(said, got.get("retry-after"));
 }
 
