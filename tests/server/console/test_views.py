@@ -124,6 +124,35 @@ def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_fi
     assert page.locator("tr").count() < 150
 
 
+def test_a_pause_of_the_files_begins_at_once(opened, service):
+    page = opened(service)
+    page.clock.install()
+    held = []
+    page.route("**/v1/files", lambda route: held.append(route))
+    table, pause = page.locator("#files-table tbody tr"), page.get_by_role("button", name="Pause")
+    with page.expect_request("**/v1/files"):
+        page.get_by_role("link", name="Files").click()
+    # while a read is under way
+    pause.click()
+    with page.expect_response("**/v1/files") as answered:
+        held.pop().continue_()
+    answered.value.finished()
+    page.clock.run_for(60_000)
+    expect(table).to_have_count(0)
+    with page.expect_request("**/v1/files"):
+        pause.click()
+    expect(pause).to_have_attribute("aria-pressed", "false")
+    held.pop().continue_()
+    expect(table).not_to_have_count(0)
+    # between two reads
+    pause.click()
+    page.clock.run_for(60_000)
+    expect(pause).to_have_attribute("aria-pressed", "true")
+    assert held == []
+    with page.expect_request("**/v1/files"):
+        pause.click()
+
+
 def test_a_narrow_window_needs_no_scrolling_sideways(opened, service):
     page = opened(service, "#search?topic=orders&key=customer-7", viewport={"width": 360, "height": 640})
     expect(status(page)).to_have_text("25 entries so far; there are more.")

@@ -12,6 +12,8 @@ const known = (shown) => (value) => (value === null ? "–" : shown(value));
 const NOBODYS = "(archived segments, and files that name no topic)";
 let timer, chart, table, costTable, readMs;
 let paused = false;
+// a pause or a later read ends the turn of a read, so that its answer is not shown
+let turn = 0;
 
 export function start() {
   table = new Table(find("files-table"), "Files", [
@@ -22,7 +24,10 @@ export function start() {
   find("pause").addEventListener("click", ({ target }) => {
     paused = !paused;
     target.setAttribute("aria-pressed", String(paused));
-    if (!paused) showFiles();
+    if (paused) {
+      clearTimeout(timer);
+      turn += 1;
+    } else showFiles();
   });
   costTable = new Table(find("cost-table"), "Topics", [
     column("Topic", "topic", (topic) => topic ?? NOBODYS, { text: true }), column("Entries", "entries", count, NUMBER),
@@ -37,9 +42,11 @@ export function leave() {
 
 export async function showFiles() {
   clearTimeout(timer);
+  const mine = (turn += 1);
   const began = performance.now();
   try {
     const { files, totals } = await json("v1/files");
+    if (mine !== turn) return;
     for (const file of files) file.state = file.error ? "damaged" : file.table ? "window table" : file.state;
     const states = [...new Set([...Object.keys(STATES), ...files.map((file) => file.state)])];
     const lanes = states.map((name) => ({ state: name, files: files.filter((file) => file.state === name) }))
@@ -56,6 +63,7 @@ export async function showFiles() {
     readMs = Date.now();
     tell(find("files-said"), null);
   } catch (problem) {
+    if (mine !== turn) return;
     if (readMs) problem.advice += ` The table is from ${time(readMs)}. This page keeps trying.`;
     tell(find("files-said"), problem);
   }
