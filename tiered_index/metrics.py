@@ -74,13 +74,17 @@ class StateCollector(Collector):
             lookups.filter_false_positives,
         )
         yield from self._files()
+        # before the states, which then have each index that is opened meanwhile
+        is_whole = not lookups._has_unopened()
         states = lookups._log_states()
         newest_ms = [state.newest_ms or 0 for state in states]
-        yield _one(
-            "log_number",
-            "Number of the newest log record that was read. With several indexes, the sum of their numbers.",
-            sum(state.number for state in states),
-        )
+        # a smaller number means that a log went back
+        if is_whole and all(state.number for state in states):
+            meaning = (
+                "Number of the newest log record that was read. With several indexes, the sum of their numbers. "
+                "Missing until each log was read."
+            )
+            yield _one("log_number", meaning, sum(state.number for state in states))
         meaning = (
             "Time of the newest published entry, in epoch seconds. 0: there is none. With several indexes, the "
             "earliest of their times."

@@ -273,6 +273,21 @@ def test_metrics_tell_how_a_writer_is(tmp_path):
     assert {name: found["tiered_index_" + name[0], *name[1:]] for name in expected} == expected
 
 
+def test_a_writer_that_has_not_read_its_log_has_no_log_number(tmp_path):
+    # 0, and then the number, would fire the alert for a restored storage
+    published(tmp_path)
+    storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
+    storage.fail("*", times=None)
+    with (
+        IndexService.open(root=tmp_path / "root", storage_backend=storage, **SETTINGS) as index,
+        serving(index) as client,
+    ):
+        assert ("tiered_index_log_number",) not in values(client)
+        storage.clear()
+        index.run_lifecycle()
+        assert values(client)["tiered_index_log_number",] > 0
+
+
 def test_rounds_that_fail_are_counted(tmp_path):
     storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
     settings = SETTINGS | {"background": True, "lifecycle_interval_s": 0.01}

@@ -486,6 +486,9 @@ class IndexReader(Lookups[ItemT]):
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]
 
+    def _has_unopened(self) -> bool:
+        return self._unopened is not None and self._unopened.is_waiting
+
     def _logs(self) -> Logs:
         states = [(self._source_of(view), view.log_state) for view in self._views]
         return Logs.of([(source, state.lost, state.expired) for source, state in states])

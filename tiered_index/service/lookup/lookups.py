@@ -439,6 +439,10 @@ class Lookups(ABC, Generic[ItemT]):
     def _log_states(self) -> Sequence[LogState]:
         """Return the present log state of each index, in the order of `_cold_paths`."""
 
+    def _has_unopened(self) -> bool:
+        """Return whether `_log_states` lacks an index that could not be opened yet."""
+        return False
+
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:
         """Read new records of the log of storage `uri`, update its catalog, and return the state."""

@@ -137,6 +137,11 @@ class Unopened(Refreshed):
         except ConfigError as error:  # an index can't be read together with the others
             self._failed(error, begun_s)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an index is known that could not be opened yet."""
+        return bool(self._errors)
+
     def problems(self, begun_s: float) -> list[Handle]:
         """Return a failing file for each unopened index, or for a list of indexes that could not be read."""
         error, refreshed_s, errors = self._error, self._refreshed_s, self._errors

@@ -8,9 +8,12 @@ import pytest
 from tests.server.conftest import serving
 from tests.support.several_indexes import of
 from tiered_index.clock import ManualClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.memory import MemoryStorage
 
 pytest.importorskip("starlette")
 SHORT_S = 0.5
+NUMBER = "\ntiered_index_log_number "
 ASKED = {"topic": "t", "key": "k", "max_count": "1000"}
 
 
@@ -52,3 +55,24 @@ def test_a_broker_that_hangs_is_named_and_delays_no_request(cluster, opened):
         finally:
             for one in hanging:
                 one.release.set()
+
+
+def test_the_sum_of_log_numbers_waits_for_a_broker_that_is_away_at_the_opening(cluster, monkeypatch):
+    # a smaller sum would fire the alert for a restored storage
+    away, listed = [cluster.uris[1]], MemoryStorage.list
+
+    def list_or_fail(self, *args, **named):
+        if self.uri in away:
+            raise StorageUnavailable(f"{self.uri} is away")
+        return listed(self, *args, **named)
+
+    monkeypatch.setattr(MemoryStorage, "list", list_or_fail)
+    clock = ManualClock(1_700_000_000_000)
+    with cluster.reader(clock=clock, refresh_interval_s=10) as reader, serving(reader) as client:
+        assert NUMBER not in client.get("/metrics").text
+        away.clear()
+        clock.advance(11)
+        assert client.get("/v1/query", params=ASKED).json()["status"] == "complete"
+        # also while nobody refreshes the list
+        clock.advance(100_000)
+        assert NUMBER in client.get("/metrics").text
