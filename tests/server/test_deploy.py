@@ -362,6 +362,12 @@ def test_a_lag_that_is_not_known_fires_its_alert() -> None:
     assert EXPRESSIONS["TieredIndexFollowerBehind"] == f"{name} unless {name} <= {bound}"
 
 
+def test_a_writer_on_another_host_fires_the_alert_of_a_failover() -> None:
+    # its series is new and constant, so it has no change
+    name = "tiered_index_writer_epoch"
+    assert EXPRESSIONS["TieredIndexTakenOver"] == (f"changes({name}[1h]) > 0 or ({name} > 0 unless {name} offset 1h)")
+
+
 def test_exported_names_are_of_use(exported: dict[str, set[str]]) -> None:
     # the series `_created` would double the number, and have no use
     assert not any(name.endswith("_created") for name in exported)
