@@ -365,7 +365,14 @@ def test_a_lag_that_is_not_known_fires_its_alert() -> None:
 def test_a_writer_on_another_host_fires_the_alert_of_a_failover() -> None:
     # its series is new and constant, so it has no change
     name = "tiered_index_writer_epoch"
-    assert EXPRESSIONS["TieredIndexTakenOver"] == (f"changes({name}[1h]) > 0 or ({name} > 0 unless {name} offset 1h)")
+    assert EXPRESSIONS["TieredIndexTakenOver"] == f"changes({name}[1h]) > 0 or ({name} > 0 unless {name} offset 1h)"
+
+
+def test_the_rule_for_the_standbys_of_several_indexes_is_that_of_one_with_a_label() -> None:
+    entry = (DEPLOY / "RUNBOOK.md").read_text().split("## TieredIndexStandbyBehind")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```\n(.*?)```", entry, re.S)
+    newest, behind = EXPRESSIONS["TieredIndexStandbyBehind"].removeprefix("scalar(max(").split(")) - ")
+    assert " ".join(block.split()) == f"max by (index) ({newest}) - on (index) group_right () {behind}"
 
 
 def test_exported_names_are_of_use(exported: dict[str, set[str]]) -> None:
