@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.server.conftest import index_in, serving
+from tests.server.conftest import index_in, published, serving
 from tests.server.console.pages import check_access, drawn, fits, rows, search, status
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
@@ -238,6 +238,23 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkey
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is from 2025-11-01 0")
         expect(page.get_by_text("No figures yet")).to_be_visible()
+
+
+def test_a_service_of_several_indexes_refuses_files_and_cost_once(opened, tmp_path):
+    uris = [published(tmp_path / name) for name in "ab"]
+    with IndexReader.open(uris) as reader, serving(reader) as client:
+        page, asked = opened(str(client.base_url)), []
+        page.clock.install()
+        page.reload()
+        page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+        for name in ("Files", "Cost", "Files"):
+            page.get_by_role("link", name=name).click()
+            refusal = page.locator(f"#{name.lower()}-said").get_by_role("alert")
+            expect(refusal).to_contain_text("Bad Request (400)")
+            expect(refusal).to_contain_text("it was opened for several (2 indexes)")
+        page.clock.run_for(60_000)
+        page.wait_for_timeout(200)
+        assert "readyz" in asked and asked.count("files") == 2
 
 
 def test_the_pictures_of_the_docs(opened, service, an_hour, tmp_path):

@@ -44,6 +44,7 @@ export async function showFiles() {
   clearTimeout(timer);
   const mine = (turn += 1);
   const began = performance.now();
+  let isRefused = false;
   try {
     const { files, totals } = await json("v1/files");
     if (mine !== turn) return;
@@ -64,12 +65,14 @@ export async function showFiles() {
     tell(find("files-said"), null);
   } catch (problem) {
     if (mine !== turn) return;
+    // a service of several indexes never lists files
+    isRefused = problem.status === 400;
     if (readMs) problem.advice += ` The table is from ${time(readMs)}. This page keeps trying.`;
     tell(find("files-said"), problem);
   }
   // bounds the load on a service with many files
   const wait = Math.max(EVERY_MS, 20 * (performance.now() - began));
-  if (!paused && !find("files-view").hidden) timer = setTimeout(showFiles, wait);
+  if (!paused && !isRefused && !find("files-view").hidden) timer = setTimeout(showFiles, wait);
 }
 
 export async function showCost() {
