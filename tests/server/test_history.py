@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.server.conftest import published, serving
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import StorageUnavailable
 from tiered_index.server.history import FIGURES, History
 from tiered_index.server.metrics import Metrics
@@ -70,6 +70,23 @@ def test_a_lag_that_is_not_known_is_none(past):
     assert figures(past.history)["Lag behind the source"] == [5.0, None]
 
 
+def test_a_lag_that_was_never_known_is_shown_because_its_alert_fires(past):
+    past.lag = float("nan")
+    past.history.run_once()
+    (shown,) = [one for one in past.history.document()["figures"] if one["title"] == "Lag behind the source"]
+    assert shown["alert"]["unknown_fires"] and shown["values"] == [None]
+
+
+def test_a_fenced_writer_has_no_lease_left_because_its_alert_does_not_fire(past, monkeypatch):
+    past.history.run_once()
+    health = past.history._served.writer.health() | {"fenced": True, "lease_left_s": None}
+    monkeypatch.setattr(IndexService, "health", lambda _: health)
+    past.now_s += 15
+    past.history.run_once()
+    held, fenced = figures(past.history)["Lease left"]
+    assert held is not None and fenced is None
+
+
 def test_figures_that_fail_once_come_again(past, caplog):
     past.history._served.gauges = lambda: (_ for _ in ()).throw(StorageUnavailable("away"))
     past.history.run_once()
@@ -86,6 +103,8 @@ def test_the_thresholds_are_those_of_the_alerts(figure):
     threshold = r"== (\S+) and" if alert.is_floor else r"(?:>|<=) (\S+)$"
     assert [float(one) for one in re.findall(threshold, rule["expr"])] == [alert.threshold]
     assert rule["for"] == f"{alert.for_s // 60}m" or rule["for"] == f"{alert.for_s // 3600}h"
+    # `unless` also keeps NaN
+    assert alert.unknown_fires == (" unless " in rule["expr"])
     if figure.over_s:
         assert f"[{figure.over_s // 60}m]" in rule["expr"] or f"[{figure.over_s // 3600}h]" in rule["expr"]
 

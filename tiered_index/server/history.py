@@ -38,6 +38,8 @@ class Alert:
     for_s: int
     # the alert fires if the value is at or below the threshold
     is_floor: bool = False
+    # the alert also fires if the value is not known
+    unknown_fires: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,10 @@ class Figure:
 
 
 FIGURES = (
-    Figure("Lag behind the source", "s", "follow_lag_seconds", alert=Alert("TieredIndexFollowerBehind", 300, 600)),
+    Figure(
+        "Lag behind the source", "s", "follow_lag_seconds",
+        alert=Alert("TieredIndexFollowerBehind", 300, 600, unknown_fires=True),
+    ),
     Figure("Durable position", "", "durable_position"),
     Figure("Lease left", "s", "lease_remaining_seconds", alert=Alert("TieredIndexLeaseNotHeld", 0, 300, is_floor=True)),
     Figure("Files not in the storage yet", "", "unpublished_files", alert=Alert("TieredIndexUploadsStall", 5, 1800)),
@@ -122,7 +127,7 @@ class History:
             _log.warning("history: this sample failed, the next one follows in %d s: %s", EVERY_S, error)
 
     def document(self) -> dict[str, Any]:
-        """Return the last hour of the figures that have a value in it, as a document for JSON."""
+        """Return the last hour as a document for JSON. It has the figures with a value, or whose alert needs none."""
         samples, now_s = list(self._samples), self._now_s()
         times_s = [one["time_s"] for one in samples]
         first = bisect.bisect_left(times_s, now_s - _SHOWN_S)
@@ -133,7 +138,9 @@ class History:
                 # a sample may be a little late
                 earlier = bisect.bisect_left(times_s, times_s[number] - figure.over_s - EVERY_S / 2, 0, number)
                 values.append(figure.at(sample, samples[earlier] if earlier < number else None))
-            if any(value is not None for value in values):
+            needs_none = figure.alert is not None and figure.alert.unknown_fires
+            is_sampled = any(figure.of in one for one in samples[first:])
+            if (needs_none and is_sampled) or any(value is not None for value in values):
                 alert = figure.alert and {**vars(figure.alert)}
                 shown.append({"title": figure.title, "unit": figure.unit, "alert": alert, "values": values})
         # samples have monotonic times; the document has the time of day
@@ -154,6 +161,9 @@ class History:
         for family in (*of_storages(storages), *(of_writer(writer) if writer is not None else ())):
             for one in family.samples:
                 sums[one.name.removeprefix("tiered_index_")] += one.value
+        # the alert of the lease leaves a fenced writer out
+        if sums["fenced"]:
+            del sums["lease_remaining_seconds"]
         return dict(sums)
 
 

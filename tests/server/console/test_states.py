@@ -82,7 +82,7 @@ def test_health(opened, folder, made, an_hour):
         page.get_by_role("link", name="Health").click()
         figures = page.locator("#history figure")
         lag = figures.filter(has_text="Lag behind the source")
-        expect(lag).to_contain_text("Beyond its alert: above 5 min for 10 min.")
+        expect(lag).to_contain_text("Beyond its alert: above 5 min or not known for 10 min.")
         expect(lag).to_have_class("beyond")
         expect(lag.get_by_role("img")).to_have_attribute("aria-label", re.compile("^Lag behind the source: now 13 min"))
         expect(figures.filter(has_text="Lease left")).to_contain_text("Alert: at most 0 s for 5 min.")

@@ -240,6 +240,16 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkey
         expect(page.get_by_text("No figures yet")).to_be_visible()
 
 
+def test_a_lag_that_is_not_known_is_beyond_its_alert(opened, made):
+    with serving(made.index, gauges=lambda: {"follow_lag_seconds": ("Seconds behind.", float("nan"))}) as client:
+        page = opened(str(client.base_url), "#health")
+        lag = page.locator("figure").filter(has_text="Lag behind the source")
+        expect(lag).to_contain_text("Beyond its alert: above 5 min or not known for 10 min.")
+        expect(lag).to_have_class("beyond")
+        summary = "Lag behind the source: now not known. Beyond its alert: above 5 min or not known for 10 min."
+        expect(lag.get_by_role("img")).to_have_attribute("aria-label", summary)
+
+
 def test_a_service_of_several_indexes_refuses_files_and_cost_once(opened, tmp_path):
     uris = [published(tmp_path / name) for name in "ab"]
     with IndexReader.open(uris) as reader, serving(reader) as client:

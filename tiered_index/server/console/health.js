@@ -101,17 +101,19 @@ function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
     const form = FORMS[unit] ?? ((number) => (Number.isInteger(number) ? count(number) : short(number)));
     const last = values.at(-1) ?? null;
     const known = values.filter((value) => value !== null);
-    const most = form(known.reduce((a, b) => Math.max(a, b)));
-    const isBeyond = Boolean(alert) && last !== null && (alert.is_floor ? last <= alert.threshold : last > alert.threshold);
+    const most = known.length ? `, at most ${form(known.reduce((a, b) => Math.max(a, b)))} in the last hour` : "";
+    const fires = (value) => (alert.is_floor ? value <= alert.threshold : value > alert.threshold);
+    const isBeyond = Boolean(alert) && (last === null ? alert.unknown_fires : fires(last));
     box.classList.toggle("beyond", isBeyond);
     now.textContent = last === null ? "not known" : form(last);
-    const rule = alert ? `${alert.is_floor ? "at most" : "above"} ${form(alert.threshold)} for ${duration(alert.for_s)}` : "";
+    const bound = alert ? `${alert.is_floor ? "at most" : "above"} ${form(alert.threshold)}` : "";
+    const rule = alert ? `${bound}${alert.unknown_fires ? " or not known" : ""} for ${duration(alert.for_s)}` : "";
     verdict.textContent = !alert ? "No alert." : `${isBeyond ? "Beyond its alert" : "Alert"}: ${rule}.`;
     verdict.title = alert?.name ?? "";
     // an element has a size only in the document
     if (!box.isConnected) find("history").append(box);
     line.show({ times, values, begin, end, form, threshold: alert?.threshold ?? null, isBeyond },
-      `${title}: now ${now.textContent}, at most ${most} in the last hour. ${verdict.textContent}`);
+      `${title}: now ${now.textContent}${most}. ${verdict.textContent}`);
   }
 }
 
