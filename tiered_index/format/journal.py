@@ -31,7 +31,8 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format.layout import Layout
-from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
+from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR
+from tiered_index.format.packed import TOPIC_ID
 
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 2

@@ -33,14 +33,13 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.packed import Packing, read_options
+from tiered_index.format.packed import TOPIC_ID, Packing, read_options
 from tiered_index.format.slots import SlotMap
 
 Array = npt.NDArray[Any]
 
 # A file's id, which is part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
-TOPIC_ID = integer(-(2**31), 2**31 - 1)
 # Durable position of each source
 POSITIONS = map_of(COUNT)
 # The file before this one in its lane (the sequence of files of one appender), and its number of durable entries

@@ -61,7 +61,7 @@ class PackingOptions:
     """The part of a file's packing that its metadata has.
 
     - `line`: estimates times from offsets.
-    - `topics`: the rising ids of the topics that its runs number. None: the runs have the ids themselves.
+    - `topics`: the rising ids of the topics that its runs number. Empty: the runs have the ids themselves.
     """
 
     line: TimeLine
@@ -88,8 +88,8 @@ def _options(topics: tuple[int, ...], **line: Any) -> PackingOptions:
     return PackingOptions(TimeLine.read(**line), topics)
 
 
-_ID = integer(-(2**31), 2**31 - 1)
-read_options = record(_options, **LINE_FIELDS, topics=Optional(list_of(_ID), ()))
+TOPIC_ID = integer(-(2**31), 2**31 - 1)
+read_options = record(_options, **LINE_FIELDS, topics=Optional(list_of(TOPIC_ID), ()))
 """Return the checked options of a metadata document. Raises `Malformed`."""
 
 

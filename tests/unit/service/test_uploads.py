@@ -58,16 +58,8 @@ def test_a_large_file_is_uploaded_in_parts(open_index, storage, clock):
 
 
 def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty):
-    index = open_index("root", storage_backend=faulty)
-    index.put("t", 0, "k", 1, 1, T)
-    index.seal()
-    faulty.fail("put", name_prefix="data/", when="after")
-    faulty.fail("delete", name_prefix="data/")
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    (left,) = objects(faulty)
+    left, _ = leave_an_upload(open_index("root", storage_backend=faulty), faulty)
     faulty.begin_upload(left.replace(".index", "0.index"))
-    index.abandon()
     index = open_index("root", storage_backend=faulty)
     assert not objects(faulty)
     assert not list(faulty.list_uploads())
