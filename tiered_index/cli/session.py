@@ -61,7 +61,8 @@ def _options(
     root: Path | None = _common(None, help="Local folder of the index's writer."),
     storage: list[str] | None = _common(
         None,
-        help="Storage of the index, such as s3://bucket/prefix or file:///dir. `query` and `serve` accept several.",
+        help="Storage of the index, such as s3://bucket/prefix or file:///dir. "
+        "`query`, `topics` and `serve` accept several.",
     ),
     config: Path | None = _common(None, help="TOML file of settings."),
     settings: list[str] | None = _common(
@@ -91,10 +92,11 @@ class Session:
 
     @property
     def storage(self) -> str | None:
-        """The one storage that was given. Raises `InvalidArgument` for several, which only `query` reads."""
+        """The one storage that was given. Raises `InvalidArgument` for several."""
         if len(self.storages) > 1:
             raise InvalidArgument(
-                f"--storage is given {len(self.storages)} times: give it once, since only query reads several indexes"
+                f"--storage is given {len(self.storages)} times: give it once, since only query, topics and serve read "
+                "several indexes"
             )
         return next(iter(self.storages), None)
 

@@ -213,7 +213,13 @@ def test_one_index_has_no_column_of_sources(query):
 def test_other_commands_read_one_index(cluster, line):
     done = run_here(*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json")
     assert (done.code, done.out) == (2, "")
-    assert "only query reads several" in done.error["message"]
+    assert "only query, topics and serve read several" in done.error["message"]
+
+
+def test_topics_reads_several_indexes(cluster):
+    storages = [part for name in ("a", "b") for part in ("--storage", cluster.uri(name))]
+    done = run_here("topics", *storages, "--json")
+    assert (done.code, len(done.document["freshness"])) == (0, 2)
 
 
 def test_several_storages_are_read_without_a_root(query, cluster, tmp_path):
