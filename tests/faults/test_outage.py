@@ -341,3 +341,25 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_one_without_news(make_wo
         world.check(alone.query)
         world.check(beside.query)
         assert beside.query("orders", "a").freshness == ()
+
+
+def test_an_export_without_the_storage_has_the_files_that_were_uploaded_last(make_world, tmp_path):
+    folder = tmp_path / "store"
+    world = make_world(LocalStorage(folder))
+    world.settings["local_keep_s"] = 86400
+    storage = FaultStorage(world.storage)
+    world.open(storage=storage)
+    world.do("9 seal")
+    storage.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        world.run_lifecycle()
+    # the root keeps the log as it was at the compaction: the upload deletes nothing
+    world.run_lifecycle()
+    assert world.service.health()["unpublished"]["files"] == 0
+    with world.service.export() as export:
+        whole = sum(map(len, export))
+    folder.rename(tmp_path / "lost")
+    with IndexReader.open(root=world.root, clock=world.clock) as reader, reader.export() as export:
+        assert "is it mounted?" in export.not_asked
+        assert export.missing == []
+        assert sum(map(len, export)) == whole > 0

@@ -135,7 +135,7 @@ def standby_behind(folder: Path) -> set[str]:
         first, failed, stopped = done.records
         assert (first["status"], failed["status"], stopped["status"]) == ("following", "failed", "stopped")
         assert failed["lag_s"] >= first["lag_s"] >= 0 and failed["error"]["message"]
-    return {"copy --follow", "lag_s", "failed"}
+    return {"copy --follow --json", "lag_s", "failed"}
 
 
 CHECKS: dict[str, Callable[[Path], set[str]]] = {

@@ -173,7 +173,9 @@ class Export(Iterator[pa.RecordBatch]):
                     continue
                 if handle.file_id in files:
                     copies[handle.file_id] = handle
-                elif not handle.is_left_over(files):
+                # without the storage, the root's copy of the log may be older than the upload. No table of merged
+                # files is exported then, so each local copy is
+                elif self.not_asked is not None or not handle.is_left_over(files):
                     yield self._file(handle, handle.count, partial(self._of, handle.local))
             elif isinstance(handle, UnsealedEntries) and handle.file_id not in files and not handle.published:
                 items, begin_s, names = handle.snapshot()
