@@ -48,10 +48,18 @@ def plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def json_text(document: object, indent: int | None = None, *, compact: bool = False) -> str:
-    """Return a document as JSON text: indented by `indent`, or one line without a newline. `compact` omits blanks."""
-    separators = (",", ":") if compact else None
-    return json.dumps(document, indent=indent, separators=separators, default=plain).replace("\x7f", "\\u007f")
+def json_text(document: object, indent: int | None = None, *, compact: bool = False, allow_nan: bool = False) -> str:
+    """Return a document as JSON text: indented by `indent`, or one line without a newline. `compact` omits blanks.
+
+    NaN and infinite numbers become null, as over HTTP. With `allow_nan` they stay; only some readers accept that.
+    """
+    how: Any = {"indent": indent, "separators": (",", ":") if compact else None}
+    try:
+        text = json.dumps(document, default=plain, allow_nan=allow_nan, **how)
+    except ValueError:
+        # only here, because a search for such numbers takes longer than encoding
+        text = json.dumps(json.loads(json.dumps(document, default=plain), parse_constant=lambda _: None), **how)
+    return text.replace("\x7f", "\\u007f")
 
 
 def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, lookups, scan
 from tiered_index import Fetched, IndexReader
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages, messages_by_id
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.storage.context import remaining_s
 from tiered_index.types import IndexItem
@@ -157,3 +157,16 @@ def test_the_time_is_of_all_pages_together(index, allow_partial):
     # the lookup does not read the second page
     assert (source.calls, answer.status, answer.collisions, answer.messages) == (1, "partial", 2, ())
     assert answer.failed
+
+
+def test_a_place_that_is_read_for_an_unknown_unique_key_is_within_the_limits(index, storage, store):
+    message = next(one for one in settled(index, store) if one.physical_offset < BEGIN_OF_LAST and one.is_visible)
+    msg_id = message.to_dict("none")["msg_id"]
+    with IndexReader.open(storage_backend=storage, refresh_interval_s=10**6, query_threads=1) as reader:
+        source = RocketmqMessages(None, reader.segment_archive, threads=1)
+        # the first lookup opens the files' directories
+        needed = [reader.messages(message.topic, msg_id, source=source).explain.requests for _ in range(2)][1]
+        with pytest.raises(BudgetExceeded):
+            messages_by_id(reader, source, msg_id, message.topic, max_requests=needed)
+        (found,) = messages_by_id(reader, source, msg_id, message.topic, max_requests=needed + 10).messages
+        assert found.message.physical_offset == message.physical_offset

@@ -83,6 +83,7 @@ def test_asyncio_has_the_same(client, index):
     async def ask():
         async with AsyncIndexClient(str(client.base_url)) as asking:
             both = await asyncio.gather(asking.query("orders", "order-4711"), asking.topics())
+            assert (await asking.du())["rows"]
             return *both, [page async for page in asking.query_all("orders", "order-4711", max_count=1)]
 
     answer, topics, pages = asyncio.run(ask())

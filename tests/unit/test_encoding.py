@@ -35,3 +35,12 @@ def test_a_body_of_too_many_levels_for_an_encoder_is_text(begin, end):
         assert shown["body_format"] == form
         assert all(json_text(shown, indent) for indent in (None, 2)) and wire.encode(shown)
     assert show_bytes(flat, "json")["body_format"] == "json"
+
+
+def test_numbers_that_json_lacks_are_null_in_commands_and_service():
+    for topic in ("orders", "\ud800"):
+        document = {"topic": topic, "items": [{"share": float("nan")}, {"share": 1.5}], "most": float("-inf")}
+        wanted = {"topic": topic, "items": [{"share": None}, {"share": 1.5}], "most": None}
+        for text in (json_text(document), json_text(document, 2), wire.encode(document).decode()):
+            assert json.loads(text) == wanted
+    assert json_text([float("nan")], allow_nan=True) == "[NaN]"

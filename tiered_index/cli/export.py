@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from typer import Option
 
 from tiered_index.cli.options import RangeOptions
-from tiered_index.cli.output import counted, human_count, unknown_topic, writing_stdout
+from tiered_index.cli.output import counted, discard, human_count, unknown_topic, writing_stdout
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command
 from tiered_index.encoding import json_text
@@ -136,7 +136,8 @@ class NdjsonWriter:
 
     def write_table(self, table: pa.Table) -> None:
         """Write the rows."""
-        self._sink.writelines(f"{json_text(row)}\n".encode() for row in table.to_pylist())
+        # `import` reads NaN back, and refuses null
+        self._sink.writelines(f"{json_text(row, allow_nan=True)}\n".encode() for row in table.to_pylist())
 
     def close(self) -> None:
         """Leave the file open: its opener closes it."""
@@ -287,7 +288,12 @@ def _made(out: Path, form: Format, entries: Export, slots: int | None, items: in
     if out == _STDOUT:
         with writing_stdout():
             with contextlib.closing(_writer(form, sys.stdout.buffer, entries.schema)) as writer:
-                yield writer
+                try:
+                    yield writer
+                except BaseException:
+                    # closing writes the end of a Parquet or Arrow file, with which a part looks whole
+                    discard(sys.stdout)
+                    raise
             sys.stdout.buffer.flush()
         return
     check_new(out, "an export is written to a name of its own", is_folder=form == "rocketmq")

@@ -149,6 +149,9 @@ class Intake:
                     break
             if not messages:
                 return
+        for message in messages:
+            # Arrow may accept a value that the reading of single lines refuses
+            message["where"] = f"{self.source.unit} up to {batch.end:,}"
 
     def _take_slowly(self, batch: Batch) -> None:
         run: list[Message] = []

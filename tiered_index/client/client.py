@@ -390,6 +390,7 @@ class AsyncIndexClient:
     message = _awaited(IndexClient.message)
     topics = _awaited(IndexClient.topics)
     files = _awaited(IndexClient.files)
+    du = _awaited(IndexClient.du)
     verify = _awaited(IndexClient.verify)
     verification = _awaited(IndexClient.verification)
     put_batch = _awaited(IndexClient.put_batch)

@@ -354,12 +354,16 @@ class CsvSource(TextSource):
         return False  # the last value may be incomplete
 
     def _cells(self, line: bytes) -> list[str]:
+        # Arrow reads cells of any length; the module's own limit is 131,072 characters
+        before = csv.field_size_limit(MAX_ROW_BYTES)
         try:
             if line.count(b'"') % 2:  # else the second line of a value would look like a record
                 raise csv.Error("a quote is left open")
             return next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
         except (ValueError, csv.Error) as error:
             raise InvalidArgument(f"not CSV of one record a line: {error}") from error
+        finally:
+            csv.field_size_limit(before)
 
     def _read(self, block: bytes) -> pa.Table:
         if b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
@@ -392,7 +396,8 @@ class CsvSource(TextSource):
         row: dict[str, Any] = dict(zip(self._header, cells, strict=True))
         fields = self.fields.of_row(row | ({ROW_NUMBER: self._rows(number)} if self._counts_rows else {}))
         for name in _INTEGERS:
-            if re.fullmatch(r"-?[0-9]{1,20}", str(fields.get(name, ""))):
+            # Arrow ignores blanks around a number
+            if re.fullmatch(r"[ \t]*-?[0-9]{1,20}[ \t]*", str(fields.get(name, ""))):
                 fields[name] = int(fields[name])
         fields["topic_id"] = None if fields.get("topic_id") == "" else fields.get("topic_id")
         if "key" in fields:

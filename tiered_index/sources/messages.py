@@ -115,7 +115,11 @@ class Fields:
             if np.dtype(column.dtype).kind == "S" and column.name in columns and is_text(columns[column.name].type):
                 columns[column.name] = columns[column.name].cast(pa.large_binary())
         for name, value in self.constants.items():
-            kind = pa.int64() if isinstance(value, int) else None
+            kind = None
+            if isinstance(value, int):
+                if not -(2**63) <= value < 2**64:
+                    raise InvalidArgument(f"{name} {value} does not fit 64 bits")
+                kind = pa.int64() if value < 2**63 else pa.uint64()
             columns[name] = pa.chunked_array([pa.repeat(pa.scalar(value, kind), len(table))])
         if pa.types.is_timestamp(columns["timestamp_ms"].type):
             columns["timestamp_ms"] = milliseconds(columns["timestamp_ms"])

@@ -5,6 +5,7 @@ table.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, message
+from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, column, hash_key
 from tiered_index.errors import PartialAnswer
 from tiered_index.format.foreign import ForeignUnsealed
@@ -304,3 +307,12 @@ def test_a_root_is_exported_without_its_storage_and_names_the_missing_files(run_
         pytest.raises(PartialAnswer, match=r"cannot export \d+ objects.* only the storage has them"),
     ):
         reader.export()
+
+
+def test_an_export_to_stdout_that_fails_has_no_end(damaged):
+    path = damaged.objects()[-1]
+    flip(path, path.stat().st_size // 4)
+    command = [SCRIPT, "export", "--storage", damaged.uri, "--out", "-", "--format", "parquet"]
+    failed = subprocess.run(command, capture_output=True, env=clean_environment(), check=False)
+    assert failed.returncode == 4, failed.stderr
+    assert not failed.stdout.endswith(b"PAR1")

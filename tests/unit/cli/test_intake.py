@@ -1,6 +1,7 @@
 """`ingest` handles bad messages, back-pressure and positions of batches, and waits for the storage."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -166,3 +167,11 @@ def test_a_message_in_quarantine_is_named_by_its_line(make_index, write_lines, m
     assert index.health()["quarantined_entries"] == 4
     told = [(m["where"], m["offset"], m["timestamp_ms"]) for m in intake.quarantined]
     assert told == [("line 4", 3, 1_700_000_000), ("line 6", 5, 1_700_000_000)]
+
+
+def test_a_message_in_quarantine_that_no_line_matches_is_named_by_its_batch(make_index, write_lines, make_message):
+    intake = intake_of(make_index(), write_lines([make_message(3, timestamp_ms=1_700_000_003)]))
+    (batch,) = intake.source.batches(0)
+    assert batch.columns is not None
+    intake.take(replace(batch, records=lambda: iter(())))
+    assert [one["where"] for one in intake.quarantined] == [f"bytes up to {batch.end:,}"]

@@ -365,6 +365,34 @@ def test_keys_of_csv_are_separated_by_blanks(tmp_path):
     assert batch.columns["key"].to_pylist() == ["a", "b"]
 
 
+def test_a_long_cell_of_csv_is_no_error_beside_a_bad_line(tmp_path):
+    path = tmp_path / "m.csv"
+    long = "x" * 200_000
+    lines = [f"t,0,a,1,1,5000,{long}", "t,0,b,x,1,5000,"]
+    path.write_text("\n".join(["topic,queue_id,key,offset,size,timestamp_ms,note", *lines, ""]))
+    (batch,) = open_source(path).batches(0)
+    assert batch.columns is None
+    assert [record.problem for record in batch.records()] == ["", "offset must be an integer, not 'x'"]
+
+
+def test_blanks_around_numbers_of_csv_are_ignored_in_both_ways_of_reading(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text("topic,queue_id,key,offset,size,timestamp_ms\nt, 0,a,\t7 ,  1,5000\n")
+    (batch,) = open_source(path).batches(0)
+    assert batch.columns["offset"].to_pylist() == [7]
+    assert rows(batch.columns) == slow_rows(batch)
+
+
+@pytest.mark.parametrize("size", [2**63, 10**20])
+def test_a_constant_beyond_its_limit_is_named(tmp_path, size):
+    path = tmp_path / "orders.csv"
+    path.write_text("order_id,queue_id,offset,created\nA-1,0,1,1700000000000\n")
+    source = open_source(path, Fields({"key": "order_id", "timestamp_ms": "created"}, {"topic": "t", "size": size}))
+    (batch,) = source.batches(0)
+    (record,) = batch.records()
+    assert record.problem == f"size {size} is outside 0..{2**31 - 1}"
+
+
 def test_parquet_and_ndjson_with_other_names_of_columns(tmp_path, write_lines):
     rows = [("a", 0, 5000), ("b", 1, 5001)]
     values = [{"order_id": key, "queue_id": 0, "offset": at, "size": 1, "created": ms} for key, at, ms in rows]

@@ -506,11 +506,13 @@ def messages_by_id(
                 stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
             return MessagesResult(messages=(source.by_msg_id(msg_id),), status="complete")
     unique = ByUniqueKey(by_key or source)
-    limits |= {"max_count": _MANY, "cursor": cursor, "allow_partial": allow_partial}
-    answer = lookups.messages(topic, msg_id, source=unique, **limits)
-    if not answer.messages and cursor is None:
-        answer = replace(answer, messages=_by_place(source, topic, msg_id))
-    return answer
+    # the limits hold for the lookup and the place together
+    with LookupBudget(lookups.config.prices, LookupLimits(**limits)).open():
+        limits |= {"max_count": _MANY, "cursor": cursor, "allow_partial": allow_partial}
+        answer = lookups.messages(topic, msg_id, source=unique, **limits)
+        if not answer.messages and cursor is None:
+            answer = replace(answer, messages=_by_place(source, topic, msg_id))
+        return answer
 
 
 @dataclass(frozen=True)
