@@ -144,17 +144,19 @@ def test_records_that_contradict_the_state_are_damage(published):
     first = decode_document(world.storage.get(log_name(1)), "x")
     others = (decode_document(world.storage.get(log_name(number)), "x") for number in range(2, state.number + 1))
     adding = next(document for document in others if document["add"])
-    following = {"number": state.number + 1}
-    for document in (
-        first | following,  # another creation
-        adding | following,  # adds an object that exists
-        adding | following | {"add": [], "remove": ["data/none"]},
-        adding | following | {"number": state.number + 2},
-        adding | following | {"epoch": "x"},
-        {k: v for k, v in (adding | following).items() if k != "positions"},
-        adding | following | {"add": [{"name": "only"}]},
+    # with the right predecessor, since a record with another one is refused for that alone
+    following = {"number": state.number + 1, "previous": state.digest}
+    for problem, document in (
+        ("only record 1 creates", first | following),
+        ("exists already", adding | following),
+        ("removes 'data/none'", adding | following | {"add": [], "remove": ["data/none"]}),
+        ("another number than its name", adding | following | {"number": state.number + 2}),
+        (r"invalid: \.epoch", adding | following | {"epoch": "x"}),
+        ("invalid: the document", {k: v for k, v in (adding | following).items() if k != "positions"}),
+        (r"invalid: \.add", adding | following | {"add": [{"name": "only"}]}),
     ):
         bare = {name: value for name, value in document.items() if name != "version"}
         world.storage.put(log_name(state.number + 1), encode_document(bare))
-        with pytest.raises(CorruptFile):
+        with pytest.raises(CorruptFile, match=problem) as caught:
             reopened(world)
+        assert type(caught.value) is CorruptFile

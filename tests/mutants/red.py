@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from tests.mutants.verdicts import Verdict, judge
 
 TOP = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
-_GREEN: dict[str, Verdict] = {}
+_GREEN: dict[str, tuple[Verdict, float]] = {}
+"""The verdict of each test without a defect, and the seconds that it took."""
 
 
 @pytest.fixture(scope="session")
@@ -48,13 +50,17 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_seeded_defect_turns_a_named_test_red(mutant: Mutant, tree: Path, tmp_path: Path) -> None:
     for test in mutant.tests:
         if test not in _GREEN:
-            _GREEN[test] = _run(tree, [test], tmp_path / "green", 5 * TIMEOUT_S)
-        assert _GREEN[test] is Verdict.GREEN, f"{test} without any defect"
+            begun_s = time.monotonic()
+            verdict = _run(tree, [test], tmp_path / "green", 5 * TIMEOUT_S)
+            _GREEN[test] = verdict, time.monotonic() - begun_s
+        assert _GREEN[test][0] is Verdict.GREEN, f"{test} without any defect"
     path, bad = mutate(mutant, tree / PACKAGE)
     good = path.read_text()
     path.write_text(bad)
+    # a test that is only slow has not noticed the defect
+    sound_s = sum(_GREEN[test][1] for test in mutant.tests)
     try:
-        verdict = _run(tree, mutant.tests, tmp_path / "red", TIMEOUT_S)
+        verdict = _run(tree, mutant.tests, tmp_path / "red", TIMEOUT_S + 3 * sound_s)
     finally:
         path.write_text(good)
     assert verdict in (Verdict.RED, Verdict.TIMEOUT), mutant.why

@@ -180,6 +180,7 @@ def _races(seed, step, make_race):
             race, missed = make_race(at, tested, changes[change % len(changes)], steady, rng)
             assert not missed, f"change {change} at bytecode {at}"
             at += step
+        assert race.count > 10, "the tracer sees no bytecode of the list"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
@@ -67,6 +67,17 @@ class StorageModel(RuleBasedStateMachine):
             assert len(found) == length
             data = self.objects[name]
             assert self.storage.get_suffix(name, length) == (data[max(0, len(data) - length) :], len(data))
+
+    @precondition(lambda self: getattr(self, "objects", None))
+    @rule(data=st.data())
+    def read_a_part(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.objects)))
+        whole = self.objects[name]
+        start = data.draw(st.integers(0, len(whole)))
+        length = data.draw(st.integers(0, len(whole) - start))
+        assert self.storage.get_range(name, start, length) == whole[start : start + length]
+        most = data.draw(st.integers(0, 32))
+        assert self.storage.get_suffix(name, most) == (whole[max(0, len(whole) - most) :], len(whole))
 
     @rule(prefix=PREFIXES, start_after=PREFIXES)
     def list(self, prefix: str, start_after: str) -> None:

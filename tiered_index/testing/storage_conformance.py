@@ -164,6 +164,25 @@ class StorageConformance:
             with pytest.raises(InvalidArgument):
                 storage.get_range("object", start, length)
 
+    def test_reading_now_returns_the_range_or_nothing(self, storage: Storage) -> None:
+        data = bytes(range(250)) * 4
+        storage.put("object", data)
+        for start, length in ((0, 1), (0, 1000), (999, 1), (500, 500)):
+            assert storage.read_now("object", start, length, 1000) in (None, data[start : start + length])
+        for name, start, length, size in (("object", 0, 1, 999), ("object", 999, 2, 1000), ("missing", 0, 1, 1000)):
+            assert storage.read_now(name, start, length, size) is None
+
+    def test_settling_changes_no_object(self, storage: Storage, another: Storage) -> None:
+        storage.put("log/1", b"data")
+        another.settle("log/1")
+        assert [(info.name, storage.get(info.name)) for info in storage.list()] == [("log/1", b"data")]
+
+    def test_no_object_is_older_than_a_time_before_it(self, storage: Storage, another: Storage) -> None:
+        before_ms = another.now_ms()
+        storage.put("object", b"x")
+        assert storage.head("object").modified_ms >= before_ms
+        assert [info.name for info in storage.list()] == ["object"]
+
     def test_parallel_reads_of_one_object(self, storage: Storage, another: Storage) -> None:
         data = random.Random(6).randbytes(300_000)
         storage.put("object", data)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.compacted_files import unsealed_image
 from tiered_index.errors import InvalidArgument
+from tiered_index.format import unsealed as module
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chains
@@ -54,8 +55,14 @@ def walked(image, table, hashes, wanted, limit):
     return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
 
 
-@given(rows, st.integers(1, 50), st.lists(st.integers(0, 80)), st.integers(0, 3))
-def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare):
+@given(rows, st.integers(1, 50), st.lists(st.integers(0, 80)), st.integers(0, 3), st.integers(1, 90))
+def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_INSERT_CHUNK", chunk)  # chunks end anywhere
+        check_inserts(rows, slots, cuts, spare)
+
+
+def check_inserts(rows, slots, cuts, spare):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, len(rows) + 1 + spare))
     naive = NaiveFile(slots)
     for key_hash, diff_ms in rows:

@@ -16,6 +16,7 @@ from tiered_index.format import journal
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.threads import Worker
+from tiered_index.service.writing import flusher
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -30,6 +31,22 @@ def test_queries_between_puts_leave_few_chunks_and_lose_nothing(index):
     index.flush()
     assert len(index.query("t", "k", max_count=1000)) == 300
     assert index.durable_position("s") == 299
+
+
+def test_a_flush_of_several_rounds_writes_all_that_was_put(open_index, monkeypatch):
+    """A round takes a bounded number of entries, so a flush of a large buffer needs several rounds."""
+    monkeypatch.setattr(flusher, "_ROUND", 25)
+    index = open_index("root")
+    for first in range(0, 100, 10):
+        index.put_batch(batch(10, offset=range(first, first + 10)), source="s", source_position=first)
+    index.flush()
+    assert index.health()["buffered_entries"] == 0
+    assert index.durable_position("s") == 90
+    assert sum(handle.count for handle in index.files()) == 100
+    index.abandon()
+    again = open_index("root")
+    assert again.durable_position("s") == 90
+    assert [item.offset for item in again.query("t", "k", max_count=1000)] == list(range(99, -1, -1))
 
 
 def test_entries_of_wild_clocks_are_quarantined_and_found(index, clock):

@@ -16,10 +16,12 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
+from tiered_index.format import compacted
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
+from tiered_index.service.erasure import find
 from tiered_index.service.erasure.erase import EraseRequest, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.erasure.find import ScannedObject, find_hidden
 from tiered_index.service.lifecycle.expiry import record_expiry
@@ -138,6 +140,19 @@ def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
     done = wipe(life, keys=("k",), now=True, grace_s=0, find=find)
     assert (done.status, done.entries, done.entries_removed) == ("erased", 12, 12)
     assert len(done.removed) > len(done.objects)
+
+
+def test_hidden_entries_of_every_window_are_counted(life, monkeypatch):
+    """A file is read in windows of some MiB. Windows of one slot group find the same entries."""
+    monkeypatch.setattr(compacted, "GROUP_BYTES", 64)
+    fill(life)
+    request = EraseRequest("orders", before_ms=BASE_MS + 9 * HOUR_MS)
+    stones = Tombstones(tuple(request.tombstones(life.clock.now_ms(), keyed=True)))
+    schema, objects = life.state.genesis.layout.schema, list(life.state.objects.values())
+    whole = find_hidden(life.storage, objects, stones, schema)
+    assert sum(one.hidden for one in whole.values()) == 9 * len(KEYS)
+    monkeypatch.setattr(find, "_WINDOW_BYTES", 1)
+    assert find_hidden(life.storage, objects, stones, schema) == whole
 
 
 def test_a_dry_run_changes_nothing(life):
