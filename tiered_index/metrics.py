@@ -3,7 +3,8 @@
     REGISTRY.register(tiered_index.metrics.collector(index))
 
 A registry reads the state of the writer or the reader at each collection. Names that end in ``_total`` are counters. No
-label's value is a key or a topic. Needs the package prometheus-client. Threads: any. docs/metrics.md lists the metrics.
+label has a key; the names of sources may have a topic. Needs the package prometheus-client. Threads: any.
+docs/metrics.md lists the metrics.
 """
 
 from __future__ import annotations

@@ -149,10 +149,14 @@ class Stages:
                 for kind in (1, 2):
                     answer = reader.messages(record.topic, record.keys[kind], source=source)
                     gets += answer.message_requests
+                    if len(answer.messages) != 1:
+                        wrong.append(f"{record.topic}/{record.keys[kind]}: {len(answer.messages)} messages, not 1")
                     for one in answer.messages:
                         states[one.state] += 1
                         if not isinstance(one.message, KafkaRecord) or one.message.value != record.value:
                             wrong.append(f"{record.topic}/{record.place}: {one.state}, {one.problem}")
+        if left:
+            wrong.append(f"{left:,} records are left at the brokers")
         archived = states["archived"]
         self.say(f"the brokers' records deleted ({left} left): {archived:,} looked up, and shown from the archive")
         shown = {"records_at_brokers": left, "shown": archived, "gets_per_record": round(gets / max(1, archived), 2)}

@@ -297,17 +297,24 @@ class ServedDemo:
         tokens, store = self.folder / "tokens.json", self.folder / "store"
         tokens.unlink(missing_ok=True)
         token = add_token(tokens, "demo", "admin", None)
+        broker: Broker | None = None
         with contextlib.ExitStack() as stack:
             if not store.exists():
                 # with an empty tail it writes everything at once
-                stack.enter_context(Broker(self.messages, self.seed, self.messages, store))
+                broker = stack.enter_context(Broker(self.messages, self.seed, self.messages, store))
             ending = stack.enter_context(Ending())
             service = stack.enter_context(self._service(tokens, store))
             self._show_urls(out, service, token)
             while service.poll() is None and not ending.event.wait(_LOOK_S):
-                pass
+                # Ctrl-C also ends the broker, so wait once more before its end counts as a failure
+                if broker is not None and broker.process.poll() and not ending.event.wait(_LOOK_S):
+                    break
+            is_asked = ending.event.is_set()
             service.terminate()
             service.wait()
+            if broker is not None and broker.process.poll() and not is_asked:
+                # raises
+                broker._failed()
         if service.returncode:
             raise ProcessFailed(f"serve ended with exit code {service.returncode}")
 

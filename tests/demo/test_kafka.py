@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
+from tests.demo import kafka
 from tests.demo.kafka import KEYS, main
 from tests.integration.cli.command_lines import run_here, run_script
+from tiered_index import IndexConfig
 
 
 @pytest.mark.long
@@ -35,3 +40,18 @@ def test_the_demo_of_kafka(tmp_path):
 @pytest.mark.parametrize("arguments", [("--records", 5), ("--storage", "memory://x")])
 def test_bad_usage(arguments):
     assert run_here(*arguments, program=main).code == 2
+
+
+def test_a_message_that_is_not_shown_and_a_record_that_is_left_are_wrong(monkeypatch):
+    nothing = SimpleNamespace(messages=(), message_requests=0)
+    reader = SimpleNamespace(segment_archives=None, messages=lambda *_, **__: nothing)
+    broker = SimpleNamespace(range=lambda place: (0, 1), close=lambda: None)
+    monkeypatch.setattr(kafka, "IndexReader", SimpleNamespace(open=lambda **_: contextlib.nullcontext(reader)))
+    monkeypatch.setattr(kafka, "KafkaBroker", lambda settings: broker)
+    monkeypatch.setattr(kafka, "KafkaMessages", lambda *_: None)
+    cluster = SimpleNamespace(servers="", trim=lambda *_: None)
+    stages = kafka.Stages(cluster, IndexConfig(), 4, 2, lambda text: None)
+    stages.delete_and_show()
+    # two records by two keys each, and one record in each of eight partitions
+    *lost, left = stages.figures["shown_wrong"]
+    assert len(lost) == 4 and left == "8 records are left at the brokers"

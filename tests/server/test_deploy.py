@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.configprovider
 import kubernetes_validate
 import pytest
 import typer.main
@@ -23,7 +24,7 @@ from moto import mock_aws
 from docs.generators import metrics_page
 from tests.support.batches import batch
 from tests.support.later import Later
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.cli.main import LateCommand, app
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
@@ -243,6 +244,8 @@ def test_jobs_go_through_every_brokers_index() -> None:
     for one in of_kind("CronJob"):
         job = one["spec"]["jobTemplate"]["spec"]
         assert job["completions"] == brokers["spec"]["replicas"] and job["completionMode"] == "Indexed"
+        # a limit of the whole job would let one broken index stop the others
+        assert job["backoffLimitPerIndex"] and "backoffLimit" not in job
         assert one["spec"]["concurrencyPolicy"] == "Forbid"
         (container,) = job["template"]["spec"]["containers"]
         pod_name = f"{brokers['metadata']['name']}-$(INDEX)"
@@ -543,3 +546,42 @@ def test_the_buckets_rules_keep_the_indexs_objects() -> None:
         bucket.create_bucket(Bucket=BUCKET)
         bucket.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": rules})
         assert len(bucket.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]) == len(rules)
+
+
+def test_a_sidecar_that_is_not_ready_stops_no_other_broker() -> None:
+    # with `OrderedReady`, the default, Kubernetes creates a pod only while all pods before it are ready
+    (brokers,) = of_kind("StatefulSet")
+    assert brokers["spec"]["podManagementPolicy"] == "Parallel"
+
+
+def test_java_gets_sigterm_although_a_shell_is_the_first_process() -> None:
+    (brokers,) = of_kind("StatefulSet")
+    (broker,) = [one for one in pod(brokers)["spec"]["containers"] if one["name"] == "broker"]
+    assert broker["command"][0] == "sh"
+    assert "java" in broker["lifecycle"]["preStop"]["exec"]["command"][-1]
+
+
+def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> None:
+    # the operator copies the secret as it is, and no header may have a line end
+    (line,) = re.findall(r"^tiered-index (token prometheus .*> token)\b", (DEPLOY / "README.md").read_text(), re.M)
+    script = f"{shlex.quote(str(Path(sys.executable).with_name('tiered-index')))} {line}"
+    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    assert re.fullmatch(r"ti_[\w-]+", (tmp_path / "token").read_text())
+
+
+def test_the_buffers_alert_fires_before_either_bound() -> None:
+    config = IndexConfig()
+    bounds = {"buffered_bytes": config.buffer_max_bytes, "buffered_entries": config.buffer_max_entries}
+    (rule,) = [one for one in RULES if one["alert"] == "TieredIndexBufferFills"]
+    found = dict(re.findall(r"tiered_index_(\w+) > (\S+)", rule["expr"]))
+    assert found.keys() == bounds.keys()
+    assert all(0.5 < float(found[name]) / bound < 0.9 for name, bound in bounds.items())
+
+
+def test_overlays_set_the_region_by_the_variable_that_boto3_reads() -> None:
+    variable = botocore.configprovider.BOTOCORE_DEFAUT_SESSION_VARIABLES["region"][1]
+    for file in (DEPLOY / "kubernetes").rglob("kustomization.yaml"):
+        for made in yaml.safe_load(file.read_text()).get("configMapGenerator", []):
+            if made["name"] == "tiered-index":
+                names = {literal.partition("=")[0] for literal in made["literals"]}
+                assert variable in names and names <= {"BUCKET", variable, "AWS_ENDPOINT_URL_S3"}, file

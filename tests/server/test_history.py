@@ -112,7 +112,7 @@ def test_the_thresholds_are_those_of_the_alerts(figure):
 def test_a_service_has_it_from_its_start_and_asks_the_storage_for_nothing(client, tmp_path):
     document = client.get("/v1/history").json()
     titles = [one["title"] for one in document["figures"]]
-    assert {"Lease left", "Files not in the storage yet", "Write buffer"} <= {*titles} and len(document["times_ms"])
+    assert {"Lease left", "Entries in the write buffer"} <= {*titles} and len(document["times_ms"])
     with IndexReader.open(published(tmp_path)) as reader:
         history = History(Served(reader, None, None, None, None), Metrics(reader))
         before = reader.storages[0].total.requests

@@ -3,6 +3,7 @@
 import _thread
 import gc
 import os
+import signal
 import sys
 import threading
 from typing import Any
@@ -15,6 +16,9 @@ def run() -> None:
     interrupts = _Interrupts()
     sys.unraisablehook = interrupts.unraisable
     try:
+        if os.getpid() == 1:
+            # the system drops SIGTERM for the first process of a container if the process has no handler
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         _open_closed_streams()
         # Collections during the imports and at exit would take a fifth of the time. A command enables them.
         gc.disable()

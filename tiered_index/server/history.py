@@ -77,7 +77,7 @@ FIGURES = (
     Figure("Durable position", "", "durable_position"),
     Figure("Lease left", "s", "lease_remaining_seconds", alert=Alert("TieredIndexLeaseNotHeld", 0, 300, is_floor=True)),
     Figure("Files not in the storage yet", "", "unpublished_files", alert=Alert("TieredIndexUploadsStall", 5, 1800)),
-    Figure("Write buffer", "bytes", "buffered_bytes", alert=Alert("TieredIndexBufferFills", 400e6, 300)),
+    Figure("Entries in the write buffer", "", "buffered_entries", alert=Alert("TieredIndexBufferFills", 1.6e6, 300)),
     Figure("Life-cycle work per minute", "s", "lifecycle_seconds_sum", over_s=60, per="time_s", times=60),
     Figure("Present errors of the writer", "", "problems", alert=Alert("TieredIndexWriterProblem", 0, 300)),
     Figure(

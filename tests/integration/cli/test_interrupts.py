@@ -27,6 +27,19 @@ def plan(*_):
 module.plan = plan
 run()
 """
+_FIRST = """
+import os, signal, time
+os.getpid = lambda: 1
+from tiered_index.cli import merge as module
+from tiered_index.cli.__main__ import run
+def plan(*_):
+    signal.raise_signal(signal.SIGTERM)
+    for _ in range(200):
+        time.sleep(0.05)
+    raise SystemExit("it went on")
+module.plan = plan
+run()
+"""
 _END = """
 import atexit, signal, threading
 from tiered_index.cli.__main__ import run
@@ -63,3 +76,8 @@ def test_an_interrupt_while_the_process_ends_gives_the_exit_code(index, register
     done = run_script(_END.format(register=register), index)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+
+
+def test_sigterm_ends_the_first_process_of_a_container(index):
+    done = run_script(_FIRST, index)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")

@@ -114,7 +114,7 @@ def an_hour(made):
         return present | {
             "lease_left_s": 59.0 - n // 4 % 10,
             "unpublished": {"files": n // 20 % 4, "entries": 0},
-            "buffered_bytes": n % 30 << 22,
+            "buffered_entries": n % 30 << 15,
             "steps": {"upload": {"seconds": n // 20 * 0.8, "count": n // 20, "errors": 0}},
             "problems": [],
             "failed_rounds": {"lifecycle": n // 200},
