@@ -15,6 +15,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 
 MESSAGES = "s3://BUCKET/messages"
 STORAGE = "s3://BUCKET/index"
+DAY = "{{ data_interval_start | ds }}"
 
 with DAG(
     dag_id="tiered_index_daily",
@@ -30,8 +31,8 @@ with DAG(
     build = BashOperator(
         task_id="build",
         bash_command=(
-            "tiered-index spark build --json --quiet --mode replace --window 1d --max-windows 1"
-            f" --source {MESSAGES}/day={{{{ data_interval_start | ds }}}} --storage {STORAGE}"
+            f"tiered-index spark build --json --quiet --mode replace --window 1d --begin {DAY} --end {DAY}"
+            f" --source {MESSAGES}/day={DAY} --storage {STORAGE}"
         ),
     )
     orphans = BashOperator(

@@ -44,15 +44,18 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     windows = math.ceil(365 / given["days a window, merged"])
     shard, part = given["MiB a shard"] * _MIB, given["MiB a part"] * _MIB
     plain = entries * _PLAIN_BYTES
-    day_shards = 365 * math.ceil(plain / 365 / shard)
-    objects = windows * math.ceil(plain / windows / shard)
+    # a build makes its shards smaller, so that each core gets two
+    day_plain = round(entries / 365) * _PLAIN_BYTES
+    day_shard = max(given["least MiB a shard"] * _MIB, min(shard, day_plain // (2 * given["executors"])))
+    shards_a_day, shards_a_window = math.ceil(day_plain / day_shard), math.ceil(plain / windows / shard)
+    day_shards, objects = 365 * shards_a_day, windows * shards_a_window
     build_h = entries / given["build"] / _HOUR_S
     merge_h = entries / given["merge"] / _HOUR_S
-    puts = 2 * math.ceil(stored / part) + 2 * (day_shards + objects)
-    # one range of each day's table per piece, two directories per shard (its neighbours' tasks share it), one HEAD
-    # after each upload
+    puts = _puts(day_shards, stored, part) + _puts(objects, stored, part)
+    # one range of each day's table per piece, one directory for each task (a merged shard) and daily shard that
+    # overlap, one HEAD after each upload
     ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
-    gets = ranges + 2 * day_shards + (day_shards + objects)
+    gets = ranges + 365 * (shards_a_day + shards_a_window - 1) + (day_shards + objects)
     writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
     gib = stored / _GIB
     storage_usd = (
@@ -90,6 +93,12 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     }
 
 
+def _puts(objects: int, stored: float, part: float) -> float:
+    """Return the PUTs of objects that have `stored` bytes together: one each, or the parts, a begin and an end."""
+    size = stored / objects
+    return objects * (1 if size < 2 * part else size // part + 2)
+
+
 _ARITHMETIC = {
     "entries a year": "messages × keys a message",
     "executor hours a year, build": "entries ÷ build ÷ 3,600",
@@ -98,9 +107,10 @@ _ARITHMETIC = {
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
     "objects at the year's end": "windows × ⌈plain bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "plain bytes ÷ slot group × bytes a directory entry ÷ 2^30",
-    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (daily shards + objects) to begin and complete uploads",
-    "GETs of merges a year": "⌈entries ÷ piece⌉ × days a window (ranges) + 2 × daily shards (directories) "
-    "+ daily shards + objects (HEAD)",
+    "PUTs a year": "for each daily shard and object 1 if it is shorter than two parts, "
+    "else ⌊its bytes ÷ part⌋ + 2 to begin and complete the upload",
+    "GETs of merges a year": "⌈entries ÷ piece⌉ × days a window (ranges) + 365 × (shards a day + shards a window − 1) "
+    "(directories) + daily shards + objects (HEAD)",
     "GETs a lookup of a day": "windows in range",
     "GETs a lookup of the year": "⌊365 ÷ days a window⌋ merged tables + days a window ÷ 2 daily tables, on average",
     "GETs a lookup of the year, not merged": "365 × files a day",

@@ -431,3 +431,13 @@ def test_a_query_takes_each_message_once_across_restarts(spark, tmp_path):
     fill(store, 5, first=310)
     with pytest.raises(CorruptFile, match="rewritten"):
         run()
+
+
+def test_a_batch_that_enters_a_segment_stays_within_its_bound(store):
+    second = segments(store)[1]
+    inside = [one.physical_offset for one in messages_of(store) if one.physical_offset < second.start]
+    start = {"position": inside[-3], "before": -1}
+    # the bound is within the first message of the next segment
+    stream = Stream(store, start=start, limit=ReadMaxBytes(second.start + 1 - inside[-3]))
+    assert offsets(stream.step()) == inside[-3:]
+    assert stream.start["position"] == second.start

@@ -19,7 +19,7 @@ from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.lookup.keys import header_of, read_files, read_keys, write_answers
+from tiered_index.spark.lookup.keys import check_out, header_of, read_files, read_keys, write_answers
 from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()
@@ -245,3 +245,9 @@ def test_bad_parquet_keys_are_named_with_their_file(spark, tmp_path):
     pq.write_table(pa.table({"topic": ["t"], "key": ["k"], "wide": wide}), path)
     with pytest.raises(InvalidArgument, match=r"2%20\.parquet: Spark has no type of a column: "):
         rows(spark, path)
+
+
+def test_ndjson_answers_in_a_storage_are_refused(tmp_path):
+    for out in (f"sqlite:///{tmp_path}/answers.ndjson", "s3://bucket/answers.ndjson/?region=x"):
+        with pytest.raises(InvalidArgument, match="answers in a storage are Parquet"):
+            check_out(out, S3)

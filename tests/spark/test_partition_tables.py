@@ -20,14 +20,14 @@ from tests.spark.entries import check_answers, messages
 from tests.spark.in_process import GENESIS, SCALE, Address, build_here, count, left_over, opened
 from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
+from tiered_index import IndexConfig, IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, StreamBatch
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch
 from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
@@ -415,3 +415,13 @@ def test_an_index_is_created_as_the_options_say(storage: str) -> None:
         genesis = StorageLog(opened, SystemClock()).open().genesis
     assert genesis is not None
     assert (genesis.layout.slots, genesis.layout.items, genesis.offset_space) == (65, 77, "commitlog")
+
+
+def test_an_index_that_was_made_meanwhile_with_another_schema_is_refused(clock: ManualClock) -> None:
+    storage = MemoryStorage()
+    shards = written(TABLE, storage)
+    geometry = IndexConfig(slots=64, items=100_000, preset="rocketmq").geometry()
+    StorageLog(storage, clock).create(IndexDescriptor("another", geometry, "custom"))
+    with pytest.raises(SchemaMismatch, match="stores IndexItem"):
+        a_writer(EntryStreamWriter, storage).commit([Written(tuple(shards), "q", FIRST.content)], 0)
+    assert count(storage, clock) == 0 and left_over(storage, clock) == 0

@@ -96,8 +96,23 @@ def test_a_second_run_of_a_day_adds_nothing(script: Any, spark: Any, tmp_path: P
     check(uri, joined([of_day, more]), keys=3)
     number = states(uri).number
     write_parquet(before, folder / "3.parquet")
-    assert "1 are allowed" in answered(commands[0], code=2).err
+    assert "outside of begin and end" in answered(commands[0], code=2).err
     assert (total(uri), states(uri).number) == (210, number)
+
+
+def test_a_folder_with_rows_of_another_day_only_is_refused(spark: Any, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/index"
+    commands = _commands(cron_script().replace("s3://BUCKET", f"file://{tmp_path}"), tmp_path)
+    folder = Path(commands[0][commands[0].index("--source") + 1].removeprefix("file://"))
+    day = datetime.strptime(folder.name, "day=%Y-%m-%d").replace(tzinfo=UTC)
+    before = messages(200, days=1, begin_ms=round(day.timestamp()) * 1000 - DAY_MS)
+    folder.mkdir(parents=True)
+    source = write_parquet(before, tmp_path / "before.parquet")
+    answered(["spark", "build", "--json", "--quiet", "--source", str(source), "--storage", uri])
+    number = states(uri).number
+    write_parquet(before.slice(199), folder / "late.parquet")
+    assert "outside of begin and end" in answered(commands[0], code=2).err
+    assert (total(uri), states(uri).number) == (200, number)
 
 
 def answered(command: list[str], code: int = 0) -> Outcome:

@@ -8,6 +8,7 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.merge import run
 from tiered_index.service.merge import task as task_module
+from tiered_index.spark.build import plan as plan_module
 from tiered_index.storage.prices import PriceTable
 
 _TEXT = PAGE.read_text()
@@ -29,6 +30,8 @@ def test_inputs_equal_the_values_of_the_code():
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
     text = (ROOT / "tiered_index/cli/spark/writing.py").read_text()
     assert f"shard_bytes: int = Option({_GIVEN['MiB a shard']:.0f} << 20" in text
+    assert _GIVEN["MiB a shard"] * 2**20 == plan_module._SHARD_BYTES
+    assert _GIVEN["least MiB a shard"] * 2**20 == plan_module._LEAST_BYTES
 
 
 def test_arithmetic_by_hand():
@@ -43,8 +46,9 @@ def test_arithmetic_by_hand():
     assert year["GiB at the year's end"] == pytest.approx(64e9 / 2**30)
     # 13 windows of 4.92e9 bytes, 19 shards each
     assert year["objects at the year's end"] == 247
-    assert year["PUTs a year"] == 2 * 3_815 + 2 * (365 + 247)
-    assert year["GETs of merges a year"] == 1_908 * 30 + 2 * 365 + (365 + 247)
+    # days of 175e6 bytes: 6 shards of at most 32 MiB, each by one PUT. The others have 15 parts
+    assert year["PUTs a year"] == 6 * 365 + 247 * 17
+    assert year["GETs of merges a year"] == 1_908 * 30 + 365 * (6 + 19 - 1) + (6 * 365 + 247)
     assert (year["GETs a lookup of the year"], year["GETs a lookup of the year, not merged"]) == (27, 8_760)
     assert year["dollars a month: storage, at the year's end"] == pytest.approx(59.6 * 0.023, rel=1e-3)
     assert year["dollars a month: lookups"] == pytest.approx(10_000 * 365 / 12 * 27 * 0.0004 / 1000)

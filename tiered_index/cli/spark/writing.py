@@ -9,7 +9,16 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.merge import merge_options, show_plans, write_merged
-from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, WindowOptions, given_columns
+from tiered_index.cli.options import (
+    Column,
+    Constant,
+    EraseOptions,
+    SparkOptions,
+    WindowOptions,
+    end_option,
+    given_columns,
+    time_option,
+)
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
@@ -38,6 +47,12 @@ def build(
         help="Action if an earlier build wrote a table in one of the windows: fail, add a table, or replace.",
     ),
     max_windows: int = Option(10_000, min=1, help="Fail if the source has more windows."),
+    begin: int | None = Option(
+        None, parser=time_option, metavar="T", help="Fail if a window of the source begins before this time."
+    ),
+    end: int | None = Option(
+        None, parser=end_option, metavar="T", help="Fail if a window of the source ends after this time or date."
+    ),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
     dry_run: bool = Option(False, "--dry-run", help="Print windows, shards, bytes, requests and cost; change nothing."),
     *,
@@ -74,6 +89,7 @@ def build(
     check_build(source, fields={**columns, **dict.fromkeys(constants)}, **asked)
     spark = spark_of(on)
     asked |= {"columns": spark_columns(columns, constants), "max_windows": max_windows}
+    asked |= {"begin_ms": begin, "end_ms": end}
     result, elapsed_s = run_job(
         session, build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **asked
     )

@@ -283,6 +283,8 @@ def build(
     mode: str = "error",
     config: IndexConfig | None = None,
     max_windows: int = 10_000,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
     skip_corrupt: bool = False,
     source_range: SourceRange | None = None,
     dry_run: bool = False,
@@ -300,7 +302,8 @@ def build(
     Entries with timestamps outside `max_late_s` and `max_early_s` are put in quarantine windows. `source_range` is the
     part of a source that is built: the build is published only if the index has the source up to its `begin`; the same
     record sets the source's position to its `end`. `progress` is called with (stage, tasks done, tasks). `clock`
-    replaces the clock in tests.
+    replaces the clock in tests. All windows must be within `begin_ms` and `end_ms` (inclusive), except for quarantine
+    windows; otherwise the source is an error.
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
     tasks began to write). Then nothing is published. The same holds for the storage's errors, except for one of the
@@ -334,6 +337,7 @@ def build(
             damaged = [f"{census.skipped_bytes:,} damaged bytes were skipped"] * bool(census.skipped_ranges)
             why = f" ({', '.join(keyless + damaged)})" if keyless + damaged else ""
             raise InvalidArgument(f"{_name_of(source)} has no entries{why}")
+        _check_bounds(census, scale, begin_ms, end_ms)
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
         cores = spark.sparkContext.defaultParallelism
         plan = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
@@ -385,6 +389,22 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     wanted = wanted_descriptor(config, stored)
     check_descriptor(stored, wanted, where)
     return replace(stored, layout=replace(stored.layout, hash=wanted.layout.hash))
+
+
+def _check_bounds(census: Census, scale: WindowScale, begin_ms: int | None, end_ms: int | None) -> None:
+    """Raise `InvalidArgument` unless all windows are within the bounds; quarantine windows may be anywhere."""
+    outside = [
+        begin
+        for wrong, begin in sorted(census.windows)
+        if not wrong
+        and (
+            (begin_ms is not None and begin < begin_ms // 1000)
+            or (end_ms is not None and begin + scale.window_s - 1 > end_ms // 1000)
+        )
+    ]
+    if outside:
+        first = format_time(outside[0] * 1000)
+        raise InvalidArgument(f"the source has {len(outside):,} windows outside of begin and end, first {first}")
 
 
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:

@@ -315,7 +315,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
         """Return the end of the last complete message up to `bound`, at least that of the first one at `position`."""
-        last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
+        begun, last = position, max((number for number, one in enumerate(segments) if _is_written(one)), default=-1)
         for number, segment in enumerate(segments[: last + 1]):
             if segment.end <= position:
                 continue
@@ -323,12 +323,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise MissingOffsets(str(self._folder), "no segment has them", position, segment.start)
             position = max(position, segment.start)
             if number == last or segment.end > bound:
-                return self._walk(segment, position, bound, closed=number < last)
+                return self._walk(segment, position, bound, closed=number < last, needs_one=position == begun)
             position = segment.end
         return position
 
-    def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
-        """Return the end of the last complete message of a segment up to `bound`."""
+    def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool, needs_one: bool) -> int:
+        """Return the end of the last complete message of a segment up to `bound`, with `needs_one` at least that of the
+        first one.
+        """
         reader = CommitLogReader(self._folder, chunk_bytes(bound - begin), check_crc=True)
         position = begin
         stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
@@ -344,7 +346,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
                     if len(within):
                         return int(within[-1])
-                    return int(ends[0]) if len(ends) and position == begin else position
+                    return int(ends[0]) if len(ends) and position == begin and needs_one else position
                 at_end = whole.state is End.SEGMENT and segment.end <= bound
                 position = segment.end if at_end else max(position, whole.end)
                 if position >= segment.end:

@@ -30,7 +30,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, Origin
-from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.sources.columns import each_key
@@ -308,8 +308,11 @@ def _publish(
                     batch.check_known(log.state, storage.uri)
                     _created(storage, log, job.genesis)
                 batch.check_known(log.state, storage.uri)
+            assert log.state.genesis is not None
+            # another writer may have created the index since the tasks began
+            check_descriptor(log.state.genesis, replace(job.genesis, index_id=""), storage.uri)
             publish(storage, log)
-        except (InvalidArgument, CorruptFile):
+        except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
             # certainly not published; after a storage error that is unknown, and `orphans` deletes
             abandon([shard.sent for shard in shards], storage)
             raise

@@ -154,8 +154,10 @@ def read_keys(spark: SparkSession, path: str, s3: StorageOptions) -> DataFrame:
 
 
 def check_out(out: str, s3: StorageOptions) -> None:
-    """Raise `InvalidArgument` if `out` exists or has objects."""
+    """Raise `InvalidArgument` if `out` exists or has objects, and for NDJSON in a storage."""
     if (place := local_path(out)) is None:
+        if out.partition("?")[0].rstrip("/").endswith(NDJSON):
+            raise InvalidArgument(f"{out}: answers in a storage are Parquet; give a local folder for NDJSON")
         with StorageAddress(out, s3).open() as storage:
             if next(iter(storage.list()), None) is not None:
                 raise InvalidArgument(f"{out} has objects already: give an empty prefix")
