@@ -321,3 +321,21 @@ def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, produci
             assert not struck
             assert nth > 3
             return
+
+
+def test_a_log_that_ends_before_what_was_put_is_archived_to_its_end(
+    index, cluster, servers, producing, topic, monkeypatch
+):
+    for module in ("client", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 3.0)
+    cluster.create(topic)
+    producing.send(topic, packet(20))
+    archive(index, servers, topic)
+    producing.send(topic, packet(30))
+    ingest(index, servers, topic)
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, packet(30))
+    archive(index, servers, topic)
+    assert offsets(index) == [(0, n) for n in range(30)]

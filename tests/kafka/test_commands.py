@@ -117,3 +117,10 @@ def test_options_of_kafka_are_of_kafka(run, tmp_path):
     result = run("ingest", tmp_path / "messages.ndjson", "--key", "key", "--storage", "memory://x")
     assert (result.code, "--key is for Kafka" in result.err) == (2, True)
     assert run("ingest", "kafka://user:password@h:1/t", "--storage", "memory://x").code == 2
+
+
+def test_the_report_names_the_first_values_that_are_no_json(run, servers, producing, topic, tmp_path):
+    producing.send(topic, [{"value": "{", "partition": 0}] * 12)
+    storage = ("--storage", (tmp_path / "store").as_uri())
+    done = run("ingest", f"kafka://{servers}/{topic}", "--key", "json:id", *storage)
+    assert (done.code, (done.out + done.err).count("no JSON: ")) == (0, 10), done.err

@@ -85,6 +85,8 @@ def test_what_is_no_key_is_refused(text):
         ("ceil(n)", b'{"n": 1e999}'),
         ("floor(n)", b'{"n": NaN}'),
         ("items[::0]", b'{"items": [1]}'),
+        ("&id", b'{"id": 1}'),
+        ("sum(n)", b'{"n": [' + b"9" * 4300 + b", " + b"9" * 4300 + b"]}"),
     ],
 )
 def test_no_value_ends_the_run_by_an_error_of_the_path(path, value):
@@ -108,3 +110,9 @@ def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found
     # the parser of Python 3.11 accepts fewer levels
     monkeypatch.setattr(keys_module, "json", SimpleNamespace(loads=lambda _: {"ids": ["a", *deep, "b"]}))
     assert Keys((f"json:{path}", "key")).take(record(b"k", b"{}")) == ["k", *found]
+
+
+@pytest.mark.parametrize("path", ["lower(id)", "items[].lower(id)", "length(a, b)", "{a: [lower(id)]}"])
+def test_a_function_that_jmespath_does_not_have_is_refused_at_once(path):
+    with pytest.raises(InvalidArgument, match="can't be read as JMESPath"):
+        Keys((f"json:{path}",))

@@ -247,3 +247,17 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     assert "archived" in run("message", f"kafka:{topic}/0/0", *broker, "--storage", storage)
     wrong = run_here("message", "kafka:none/0/0", "--storage", storage)
     assert (wrong.code, "has no Kafka topic 'none'" in wrong.err) == (2, True)
+
+
+def test_a_record_of_a_topic_that_was_deleted_is_expired(index, cluster, servers, producing, topic, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
+    cluster.create(topic)
+    producing.send(topic, sent(9))
+    ingest(index, servers, topic)
+    cluster.delete(topic)
+    source = messages_of(index, servers)
+    for _ in range(2):
+        assert source.at(topic, 0, 7).state == "expired"
+    (found,) = index.messages(topic, "k7", source=source).messages
+    assert (found.state, found.message) == ("expired", None)
+    source.close()

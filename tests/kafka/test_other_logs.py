@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import confluent_kafka
 import pytest
 
-from tests.kafka.followed import archive, ingest, places, source_of
+from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.hanging import beside, until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
@@ -296,3 +296,20 @@ def test_a_group_gets_the_durable_positions(index, servers, topic, made, produci
     # what is durable when the source is closed; its own records are flushed behind that
     follower = ingest(index, servers, topic, commit_group=topic)
     assert (committed(servers, topic), set(follower.source.positions().values())) == (BEFORE, {BEFORE + 7, 0})
+
+
+def test_a_log_that_was_cut_before_it_was_archived_is_archived_from_its_begin(
+    index, cluster, servers, topic, made, producing, monkeypatch
+):
+    for module in ("client", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
+    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
+        follower.run()
+        cluster.delete(topic)
+        cluster.create(topic)
+        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
+        follower.source._partitions[topic, 0].is_out_of_range = True
+        follower.source._settle((topic, 0))
+        follower.run()
+    assert told(archive(index, servers, topic)) == []
+    assert [(one.partition, one.offset) for one in archived(index)] == [(0, n) for n in range(BEFORE + 20)]

@@ -316,3 +316,26 @@ def test_names_of_positions_can_be_read_again():
         assert Name.parse(str(name)) == name
     assert str(Name("c", "orders", 3)) == "kafka:c/orders/3"
     assert Name.parse("rocketmq:/store") is None
+
+
+def test_partitions_are_found_at_once_on_a_host_that_has_just_started(index, servers, producing, topic, monkeypatch):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    begun_s = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() - begun_s, sleep=time.sleep)
+    monkeypatch.setattr("tiered_index.kafka.source.time", clock)
+    assert ingest(index, servers, topic).messages == 1
+
+
+def test_puts_that_wait_are_no_silence_of_the_brokers(index, servers, producing, topic, monkeypatch):
+    producing.send(topic, ({"key": f"{n}", "partition": 0} for n in range(40)))
+    late_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0], sleep=time.sleep)
+    monkeypatch.setattr("tiered_index.kafka.source.time", clock)
+    monkeypatch.setattr("tiered_index.kafka.source._MESSAGES", 10)
+    taken = 0
+    with contextlib.closing(source_of(index, servers, topic)) as source:
+        while taken < 40:
+            for batch in source.batches():
+                taken += batch.messages
+                late_s[0] += 100.0 if batch.messages else 0.0
+    assert taken == 40

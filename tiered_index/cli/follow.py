@@ -173,6 +173,8 @@ def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = Fal
     for late in document["quarantined_first"]:
         seconds = "; seconds? timestamp_ms is milliseconds" if late["timestamp_ms"] < _SECONDS_OF_TODAY else ""
         out.remark(f"to quarantine: {late['where']}: {format_time(late['timestamp_ms'])}{seconds}")
+    for place in document.get("no_json_first", ()):
+        out.remark(f"no JSON: {place}")
     resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
     fields = {
         "source": document["source"],

@@ -62,21 +62,12 @@ _WORTH_BYTES, _WORTH_RECORDS = 8 << 20, 100_000
 
 def encode_records(records: Sequence[KafkaRecord], keys: Sequence[str]) -> bytes:
     """Return the file of records of one partition, in order of their offsets."""
-    rows = [
-        (
-            one.key,
-            one.value,
-            one.topic,
-            one.partition,
-            one.offset,
-            one.timestamp_ms,
-            one.timestamp_type - 1,
-            [{"key": name, "value": value} for name, value in one.headers] or None,
-        )
-        for one in records
-    ]
-    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
-    table = pa.table([pa.array(each, kind) for each, kind in zip(columns, SCHEMA.types, strict=True)], schema=SCHEMA)
+    rows = []
+    for one in records:
+        headers = [{"key": name, "value": value} for name, value in one.headers] or None
+        plain = one.key, one.value, one.topic, one.partition, one.offset, one.timestamp_ms, one.timestamp_type - 1
+        rows.append(dict(zip(SCHEMA.names, (*plain, headers), strict=True)))
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
     sizes = np.array([one.size for one in records], np.int64)
     return encode_columns(table, sizes, {KEYS_NOTE: json.dumps(list(keys))})
 
@@ -128,9 +119,9 @@ class KafkaArchiver:
 
     def __post_init__(self) -> None:
         self._index, self._clock = self.source.index, self.source.clock
-        # what reads on in a store, and the next offset there
+        # what reads on in a store, the next offset there, and the offset at which it ends
         self._reading: Iterator[KafkaRecord] = iter(())
-        self._next: tuple[str, int] | None = None
+        self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
         self._failed: dict[str, int] = {}
@@ -188,7 +179,7 @@ class KafkaArchiver:
     def _archive_next(self, name: Name, until: int) -> bool:
         """Archive records of a partition up to an offset; return whether there were any."""
         state = self._index.segment_archive.refresh()
-        begin = self._begin(state, name, until)
+        begin, until = self._next_range(state, name, until)
         if begin >= until:
             return False
         self._check_log(name)  # also before the read, which is useless while topic ids can't be read
@@ -199,12 +190,12 @@ class KafkaArchiver:
         self.archived += self._index.archive_columns(name.store, begin, end - begin, file)
         return True
 
-    def _begin(self, state: LogState, name: Name, until: int) -> int:
-        """Return the next offset to archive. Earlier records that the broker no longer has are a loss."""
+    def _next_range(self, state: LogState, name: Name, until: int) -> tuple[int, int]:
+        """Return the next offsets to archive. Earlier records that the broker no longer has are a loss."""
         known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
         if known is not None and known >= until:
-            return known
-        begin, _ = self.source.broker.range((name.topic, name.partition), self._stopped)
+            return known, until
+        begin, end = self.source.broker.range((name.topic, name.partition), self._stopped)
         if known is None and name.log:
             self._lose_log_before(state, name, place)
         due = known
@@ -212,7 +203,8 @@ class KafkaArchiver:
             due = self._index.durable_position(BEGIN_PREFIX + name.store) or 0
         if begin > due:
             self._lose(due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}")
-        return max(begin, due)
+        # a log that was cut may end before the position
+        return max(begin, due), min(until, end)
 
     def _lose_log_before(self, state: LogState, name: Name, place: str) -> None:
         before = name._replace(log=name.log - 1).store
@@ -227,7 +219,7 @@ class KafkaArchiver:
 
     def _read(self, name: Name, begin: int, until: int) -> tuple[list[KafkaRecord], int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
-        if self._next != (name.store, begin):
+        if self._next != (name.store, begin, until):
             self._reading = self.source.broker.records((name.topic, name.partition), begin, until, self._stopped)
         self._next = None
         records, size = list[KafkaRecord](), 0
@@ -235,7 +227,7 @@ class KafkaArchiver:
             records.append(record)
             size += record.size + _RECORD_BYTES
             if size >= self.segment_bytes:
-                self._next = name.store, record.offset + 1
+                self._next = name.store, record.offset + 1, until
                 return records, record.offset + 1
         return records, until
 

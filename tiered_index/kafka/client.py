@@ -266,7 +266,7 @@ class KafkaBroker:
         self._idle: deque[Any] = deque()
         self._closed = False
         # until when a partition is not asked again, and why
-        self._away: dict[Place, tuple[float, str]] = {}
+        self._away: dict[Place, tuple[float, Exception]] = {}
 
     @cached_property
     def admin(self) -> Any:
@@ -347,9 +347,9 @@ class KafkaBroker:
         If a partition's broker is away, calls for the partition in the next seconds raise the same error at once.
         """
         place, where = (topic, partition), f"{topic}/{partition}"
-        away_until_s, reason = self._away.get(place, (0.0, ""))
-        if time.monotonic() < away_until_s:
-            raise StorageUnavailable(reason)
+        until_s, known = self._away.get(place, (0.0, Deleted()))
+        if time.monotonic() < until_s:
+            raise type(known)(str(known))
         try:
             begin, end = self.range(place)
             if offset < begin:
@@ -358,8 +358,12 @@ class KafkaBroker:
                 return next(records, None)
         except StorageUnavailable as error:
             check_deadline(f"reading {where}")  # with more time it might have answered
-            self._away[place] = time.monotonic() + _AWAY_S, str(error)
-            raise
+            found: Exception = error
+            with contextlib.suppress(kafka.KafkaException):
+                if topic not in self.admin.list_topics(timeout=STEP_S).topics:
+                    found = Deleted(f"the cluster has no topic {topic}")
+            self._away[place] = time.monotonic() + _AWAY_S, found
+            raise found from None
 
     def close(self) -> None:
         """Leave the cluster. A client that reads now leaves it after its records."""
@@ -384,12 +388,8 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
     try:
         return message.headers() or []
     except SystemError:
-        _log.warning(
-            "%s/%s/%s: its headers are left out: a name is not UTF-8",
-            message.topic(),
-            message.partition(),
-            message.offset(),
-        )
+        place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+        _log.warning("%s: its headers are left out: a name is not UTF-8", place)
         message.set_headers([])  # else the next call returns a damaged list
         return []
 

@@ -5,6 +5,7 @@ Threads: any thread may call `of`; only one may call `take`, which counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,11 +78,20 @@ class Keys:
         if jmespath is None:
             raise ConfigError(f"--key json: needs the extra 'kafka' (jmespath is missing): {install_hint('kafka')}")
         try:
-            return jmespath.compile(path)
+            found = jmespath.compile(path)
+            nodes = [found.parsed]
+            while nodes:
+                node = nodes.pop()
+                nodes += [child for child in node["children"] if isinstance(child, dict)]
+                if node["type"] == "function_expression":
+                    # else an unknown function, or a wrong number of arguments, is an error of each record
+                    with contextlib.suppress(jmespath.exceptions.JMESPathTypeError):
+                        jmespath.functions.Functions().call_function(node["value"], [None] * len(node["children"]))
         except jmespath.exceptions.JMESPathError as error:
             raise InvalidArgument(
                 f"--key json:{path} can't be read as JMESPath: {str(error).splitlines()[0]}"
             ) from error
+        return found
 
     @property
     def only_key(self) -> bool:
@@ -116,8 +126,8 @@ class Keys:
                 return
             for path in self._paths:
                 try:
-                    found = path.search(document)
+                    found = list(_texts(path.search(document)))
                 except (jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError):
                     # the path does not accept this value, in jmespath's own checks or not: the record lacks this key
                     continue
-                yield from _texts(found)
+                yield from found

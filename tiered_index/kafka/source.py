@@ -87,6 +87,8 @@ _ROUND_S = 0.5
 _METADATA_S = 5.0
 _COMMIT_S = 1.0
 _CLOSE_S = 3.0
+# the clock may have begun a second ago, with the host
+_LONG_AGO_S = float("-inf")
 # A run without `follow` raises after so long without an answer of the cluster
 _PATIENCE_S = 60.0
 # Most records before a position that are compared, and most entries of one key and second that are read for one
@@ -201,7 +203,7 @@ class KafkaSource:
         # whether records are being read, which the client does not return again
         self._is_taking = False
         self._trouble: str | None = None
-        self._looked_s = self._committed_s = 0.0
+        self._looked_s = self._committed_s = _LONG_AGO_S
         self._look: Generator[Iterable[Future[Any]], None, None] | None = None
         self._answers: Iterable[Future[Any]] = ()
         self._has_begun = False
@@ -233,7 +235,8 @@ class KafkaSource:
     def _note_error(self, error: Any, place: str = "") -> None:
         """Note an error of the client. It tries again by itself where that helps."""
         found = error_of(error, place or self.place)
-        if error.fatal() or (place and not isinstance(found, StorageUnavailable)):
+        is_final = bool(place) or not self._has_begun
+        if error.fatal() or (is_final and not isinstance(found, StorageUnavailable)):
             self._problem = found
         else:
             self._trouble = str(found)
@@ -248,7 +251,7 @@ class KafkaSource:
             if time.monotonic() > until_s:
                 break
             time.sleep(_WAIT_S)
-            self._looked_s = 0.0
+            self._looked_s = _LONG_AGO_S
         reasons = [f"{topic}/{number}: {self._away.get((topic, number))}" for topic, number in sorted(self._waiting)]
         reasons += [f"all of {topic}: {reason}" for topic, reason in sorted(self._unsure.items())]
         if not self.follow:
@@ -277,6 +280,9 @@ class KafkaSource:
             found = asked(self.place, lambda: self._consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)), patience_s)
         except StorageUnavailable as error:
             if begins:
+                self._consumer.poll(0.0)  # its callback may know more, such as a refused login
+                if self._problem is not None:
+                    raise self._problem from error
                 raise
             self._trouble = str(error)
             return
@@ -347,7 +353,7 @@ class KafkaSource:
         """Stop reading a partition until the next look, which begins soon, decides where it continues."""
         self._stop_reading(place)
         self._waiting.add(place)
-        self._looked_s = 0.0
+        self._looked_s = _LONG_AGO_S
 
     def _take_up(self, place: Place, put: tuple[Name, int] | None, topic_id: str, begin: int, end: int) -> None:
         """Read a partition, whose log has offsets [`begin`, `end`): from its position in the index, or from `begin` if
@@ -371,7 +377,7 @@ class KafkaSource:
                 if not same_log:
                     self._note_begin(partition)
             elif is_other:
-                self._start_anew(partition, begin, "its topic was deleted and created again", is_other=True)
+                self._start_anew(partition, begin, "its topic was deleted and created again", same_log=False)
             elif (is_lost := before is not None and before.is_out_of_range) or not name.topic_id:
                 self._continue(partition, begin, end, is_lost)
         partition.target, partition.high = None if self.follow else end, max(partition.high, end)
@@ -386,13 +392,13 @@ class KafkaSource:
             source, position = f"{BEGIN_PREFIX}{partition.name.store}", partition.position
             self._pending.append(_Read(partition, Batch(source=source, position=position, columns=_NO_ENTRIES), None))
 
-    def _start_anew(self, partition: Partition, at: int, why: str, is_other: bool) -> None:
-        """Read a partition again from an offset, and report a loss. `is_other`: its archived records are others."""
-        before, is_archived = partition.position, self._archived_end(partition.name) is not None
-        partition.name = partition.name.begun_again(same_log=is_archived and not is_other)
+    def _start_anew(self, partition: Partition, at: int, why: str, same_log: bool) -> None:
+        """Read a partition again from an offset, and report a loss. `same_log`: its archive continues."""
+        before = partition.position
+        partition.name = partition.name.begun_again(same_log=same_log)
         partition.position = partition.read = at
         partition.newest_ms = None
-        if is_other or not is_archived:
+        if not same_log:
             self._note_begin(partition)
         problem = f"{partition.place}: {why}: it is read from {at:,}"
         self._pending.append(self._passed(partition, at, Loss("rewritten", min(at, before), before, None, problem)))
@@ -408,15 +414,18 @@ class KafkaSource:
         position, is_archived = partition.position, self._is_archived_log(partition.name, begin)
         if not is_lost and is_archived is not None:
             if not is_archived:
-                self._start_anew(partition, begin, "a record is not the one that was archived", is_other=True)
+                self._start_anew(partition, begin, "a record is not the one that was archived", same_log=False)
         elif begin <= position <= end:
             found, other = self._compared(partition, begin)
+            has_archive = self._archived_end(partition.name) is not None
             if is_lost and other is not None:  # else a replica was behind its leader
                 why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
-                self._start_anew(partition, other if found else begin, why, is_archived is False)
+                # records before the cut may wait for the archive
+                same_log = is_archived is not False and (found or has_archive)
+                self._start_anew(partition, other if found else begin, why, same_log)
             elif not is_lost and not found and begin < position:
                 why = f"none of its records before offset {position:,} is in the index"
-                self._start_anew(partition, begin, why, is_other=False)
+                self._start_anew(partition, begin, why, has_archive)
         elif self.restart_at is None:
             raise OffsetOutOfRange(partition.place, position, begin, end)
         else:
@@ -549,6 +558,7 @@ class KafkaSource:
         while self._pending:
             partition, batch, newest_ms = self._pending[0]
             yield batch
+            self._heard_s = time.monotonic()  # a put may wait for long
             self._pending.popleft()
             partition.position = max(partition.position, batch.position)
             partition.newest_ms = newest_ms or partition.newest_ms
@@ -570,7 +580,7 @@ class KafkaSource:
                 resets.add(place)
             elif error.name() in MISSED:
                 self._missed.add(place)
-                self._looked_s = 0.0
+                self._looked_s = _LONG_AGO_S
             else:
                 self._note_error(error, f"{place[0]}/{place[1]}")
         if of_partitions or ends:

@@ -189,9 +189,9 @@ merge-window-border: no table gets the last second of a window
   + piece.seconds < window.begin_s + window.window_s - 1
   tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]
 kafka-archive-skips: the archive continues after the indexed records, although none of them is archived
-  in KafkaArchiver._begin
-  - return max(begin, due)
-  + return max(begin, due) if known is not None else until
+  in KafkaArchiver._next_range
+  - return max(begin, due), min(until, end)
+  + return max(begin, due) if known is not None else until, min(until, end)
   tests/kafka/test_archive.py::test_records_that_were_indexed_before_are_read_again_for_the_archive
 kafka-archive-of-another-log: records of a topic that was created again are archived as those of the old topic
   in KafkaArchiver._check_log
