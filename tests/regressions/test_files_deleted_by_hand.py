@@ -15,6 +15,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.lifecycle import lifecycle
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import FileList, ListedFile
@@ -364,3 +365,39 @@ def test_a_list_that_cannot_be_written_says_nothing_wrong(tmp_path: Path) -> Non
     files.path.write_bytes(files.path.read_bytes().replace(b"2", b"5"))
     with pytest.raises(CorruptFile):
         FileList(files._root).read()
+
+
+def test_a_file_whose_moved_copy_could_not_be_opened_is_not_published_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with life.open() as index:
+        life.put(index, 0)
+        index.seal()
+        with monkeypatch.context() as patched:
+            opened = lifecycle.open_local
+
+            def fail(path: Path, *more: Any) -> Any:
+                if path.parent.name == "uploaded":
+                    raise StorageUnavailable("too many open files")
+                return opened(path, *more)
+
+            patched.setattr(lifecycle, "open_local", fail)
+            with pytest.raises(StorageUnavailable):
+                index.run_lifecycle()
+        life.clock.advance(10_000)
+        assert merge_all(life.storage, life.clock).sources == 1
+        index.run_lifecycle()
+        assert not index.log_state.files
+        assert not list((life.root / "uploaded").iterdir())
+        assert len(index.query("t", "k", max_count=100)) == 10
+
+
+def test_a_power_cut_brings_no_list_back_that_was_given_up(tmp_path: Path) -> None:
+    disk = FaultDisk()
+    files = FileList(Root(tmp_path, disk))
+    files.note(lambda: {"a": ListedFile("main", 1)})
+    disk.fail("create", times=None)
+    files.note(lambda: {"b": ListedFile("main", 2)})
+    disk.clear()
+    disk.lose_unsynced()
+    assert FileList(files._root).read() == {}

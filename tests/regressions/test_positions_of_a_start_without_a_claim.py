@@ -22,3 +22,17 @@ def test_the_read_part_of_the_log_has_positions(open_index, storage):
     with open_index(storage_backend=faulty, local_keep_s=0) as service:
         assert service.durable_position("s") == 5
         faulty.clear()
+
+
+def test_the_root_has_the_positions_of_retired_files(open_index, storage):
+    faulty = FaultStorage(storage)
+    with open_index(storage_backend=faulty, local_keep_s=0) as service:
+        service.put("t", 0, "k", 1, 1, NOW_MS, source="s", source_position=5)
+        service.seal()
+        for _ in range(2):
+            service.run_lifecycle()
+        assert service.health()["files"] == {"storage": 1}
+    faulty.fail("*", times=None)
+    with open_index(storage_backend=faulty, local_keep_s=0) as service:
+        assert service.durable_position("s") == 5
+        faulty.clear()

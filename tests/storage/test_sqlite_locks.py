@@ -213,3 +213,14 @@ def test_a_child_does_not_use_connections_that_its_fork_could_not_close(
         for storage in (one, other):
             with pytest.raises(StorageUnavailable, match="was in use"):
                 storage.get("object")
+
+
+def test_a_child_writes_although_a_thread_waited_for_the_fork_before_its_write(path: Path) -> None:
+    with SqliteStorage(path, busy_timeout_s=0.2) as storage:
+        storage.put("object", b"x")
+        assert storage._pool._writer.acquire(timeout=1)  # as such a thread
+        connections._before_fork()
+        # as in the child
+        connections._after_fork(child=True)
+        storage.put("more", b"x")
+        assert [info.name for info in storage.list()] == ["more", "object"]

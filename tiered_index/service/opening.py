@@ -34,7 +34,6 @@ from tiered_index.errors import (
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
-from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.answers.validation import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
@@ -119,8 +118,9 @@ class Parts:
         small = replace(layout, items=min(layout.items, _QUARANTINE_ITEMS))
         main = Appender(MAIN, layout, context)
         quarantine = Appender(QUARANTINE, small, context)
-        # positions of the log count even if the claim failed
-        positions = max_positions(recovered.positions, session.log.state.positions)
+        # positions of the log, or of the root's copy of it, count even if the claim failed
+        positions = max_positions(recovered.positions, session.kept_positions)
+        positions = max_positions(positions, session.log.state.positions)
         self.flusher = Flusher(self.buffer, main, quarantine, clock, config.max_late_s, config.max_early_s, positions)
         # an earlier process may have published these files
         begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
@@ -415,7 +415,8 @@ def _join(
         if known is None or marker is None or isinstance(error, StorageMisconfigured):
             raise
         session.log_error = without_frames(error)
-        session.kept_expired = _kept_expired(root, known)
+        kept = _kept_log(root, known)
+        session.kept_expired, session.kept_positions = kept.expired, kept.positions
         _log.warning("starting without the storage; files stay local until it answers: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state
@@ -427,9 +428,9 @@ def _release(session: StorageSession) -> None:
         session.release()
 
 
-def _kept_expired(root: Root, marker: Marker) -> Expired:
-    """Return the expired entries by the copy of the log in the root, if it can be read."""
+def _kept_log(root: Root, marker: Marker) -> LogState:
+    """Return the root's copy of the log; an empty state if it can't be read."""
     state = KeptLog(root).read()
     if state is None or state.genesis is None or state.genesis.index_id != marker.index_id:
-        return NOTHING
-    return state.expired
+        return LogState()
+    return state

@@ -266,3 +266,30 @@ def test_bad_arguments(index):
     index.put("bad \ud800", 0, "k", 1, 1, T)
     with pytest.raises(InvalidArgument, match="lone surrogate"):
         list(index.export())
+
+
+def test_an_export_that_cannot_begin_holds_up_no_deletion(open_index):
+    index = open_index("root")
+    put(index, range(5))
+    index.flush()
+    (damaged,) = (index.config.root / "unsealed").glob("*.index")
+    index.close()
+    flip(damaged, 28 + 8 * 7 + 40)
+    index = open_index("root")
+    put(index, range(5, 9))
+    index.seal()
+    with pytest.raises(CorruptFile):
+        index.export()
+    index.run_lifecycle()
+    assert list((index.config.root / "unsealed").glob("*.index")) == [damaged]
+
+
+def test_an_export_of_a_writer_without_its_log_says_why(open_index, faulty):
+    index = open_index("root", storage_backend=faulty)
+    put(index, range(5))
+    index.close()
+    faulty.fail("*", times=None)
+    index = open_index("root", storage_backend=faulty)
+    with pytest.raises(StorageUnavailable):
+        index.export()
+    faulty.clear()

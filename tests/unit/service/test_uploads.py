@@ -1,5 +1,6 @@
 """A published file is complete and equals its description in the log. A failed upload leaves nothing behind."""
 
+import contextlib
 import cProfile
 import mmap
 import shutil
@@ -20,6 +21,7 @@ from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.lifecycle.publication import Upload, stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.session import writer_of
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -432,3 +434,60 @@ def test_an_unsealed_form_that_came_back_is_dropped(open_index, storage, tmp_pat
     assert [handle.place for handle in index.files()] == [later]
     assert not [path.name for path in unsealed.iterdir() if path.name in kept]
     assert [item.offset for item in index.query("t", "k")] == [1]
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_writer_that_starts_without_its_storage_gets_over_any_failure_of_its_claim(open_index, faulty, nth):
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    upload(index)
+    index.close()
+    faulty.fail("*", times=None)
+    index = open_index("root", storage_backend=faulty)
+    faulty.clear()
+    faulty.fail("list", nth=nth, name_prefix="log/")
+    with contextlib.suppress(StorageUnavailable):
+        index.run_lifecycle()
+    faulty.clear()
+    index.run_lifecycle()
+    assert index.health()["problems"] == []
+    assert [item.offset for item in index.query("t", "k")] == [1]
+
+
+class Slow(WrapperStorage):
+    """Each upload of a file takes 25 s."""
+
+    def __init__(self, inner, clock):
+        super().__init__(inner)
+        self.clock, self.states = clock, []
+
+    def put(self, name, data):
+        if name.startswith("data/"):
+            self.clock.advance(25)
+            self.states.append(writer_of(self.inner).state)
+        self.inner.put(name, data)
+
+
+def test_a_round_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
+    slow = Slow(storage, clock)
+    index = open_index("root", storage_backend=slow, lease_ttl_s=60)
+    for number in range(5):
+        index.put("t", 0, "k", number, 1, T + 1000 * number)
+        index.seal()
+    index.run_lifecycle()
+    assert slow.states == ["alive"] * 5
+
+
+def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_seen(open_index, faulty):
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    upload(index)
+    number = index.log_state.number
+    index.close()
+    faulty.fail("*", times=None)
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 2, 1, T + 1000)
+    index.flush()
+    (begun,) = [file for file in index.files() if file.place == "unsealed"]
+    assert begun.journal.log_number == number
+    faulty.clear()

@@ -127,6 +127,8 @@ class Lifecycle:
                 self._step(f"the filter of {file.file_id}", partial(_make_filter, file))
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
+                if not self._is_away:
+                    self._renew()
             if progress.compacted:
                 # a compaction frees arrays as large as its file
                 give_back()
@@ -141,6 +143,7 @@ class Lifecycle:
                         # stop, because positions in the log are true only if files are published in order of sequence
                         break
                     progress.uploaded += 1
+                    self._renew()
                 self._step("staging", self._staging.finish)
                 self._step("expiry", self._expire, "expire")
                 retirable = self._retirable(lacks_room=lacks_room)
@@ -149,6 +152,7 @@ class Lifecycle:
                     retirable = []
                 for old in retirable:
                     progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
+                    self._renew()
             # a mapped file keeps its space on the disk
             self._context.files.follow()
             if has_root:
@@ -257,13 +261,19 @@ class Lifecycle:
         self.errors.pop(name, None)
         return True
 
+    def _renew(self) -> None:
+        """Renew the lease between two steps, because a round can take longer than its time to live."""
+        if "lease" not in self._failed:
+            self._step("lease", self._context.session.renew)
+
     def _claim(self) -> None:
         context, session = self._context, self._context.session
         if session.fenced is not None:
             raise session.fenced
-        if not session.claimed:
-            session.join()
-            session.claim(context.root_id)
+        if not session.claimed or session.log_error is not None:
+            if not session.claimed:
+                session.join()
+                session.claim(context.root_id)
             context.flusher.learn(self.refresh().positions)
             session.log_error = None
         if context.clock.monotonic_s() - self._refreshed_s >= context.config.refresh_interval_s:
@@ -305,6 +315,7 @@ class Lifecycle:
                 self._failed[file.file_id], StorageError
             ):
                 break
+            self._renew()
         progress.staged, progress.adopted = self._staging.staged - staged, self._staging.adopted - adopted
 
     def _sealed(self) -> list[UnsealedFile]:
@@ -393,7 +404,6 @@ class Lifecycle:
         # durable first, because each later start relies on a file in `uploaded` being published
         session.log.rely()
         target = self._move(file)
-        self._end(file_id)
         _log.info("uploaded %s: %d entries, %d bytes as %s", file_id, file.count, known.size_bytes, known.name)
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
             context.cold.keep(known, local.data)  # only if the bytes are the same
@@ -403,6 +413,8 @@ class Lifecycle:
             _log.warning("%s was deleted; the storage has the file", target)
             moved = open_stored(context.cold, known)
         context.catalog.put(moved)
+        # last, because a file that could not be moved and opened must be looked up in the log again
+        self._end(file_id)
 
     def _sent(self, file_id: str, data: memoryview) -> Publication:
         """Send a file, unless an earlier try has, and return its publication."""
@@ -458,8 +470,9 @@ class Lifecycle:
         if kept is not None:
             context.catalog.put(kept)
             return
-        path = context.root.index_path(COMPACTED, file.file_id)
-        context.catalog.remove(file.file_id, lambda: context.deletions.unlink([path]))
+        # an earlier try may have moved it
+        paths = [context.root.index_path(state, file.file_id) for state in (COMPACTED, UPLOADED)]
+        context.catalog.remove(file.file_id, lambda: context.deletions.unlink(paths))
 
     def _retire(self, file: CompactedFile) -> None:
         assert file.stored is not None

@@ -59,6 +59,7 @@ class KeptLog:
                 # a disk that refuses this deletion refuses others, too
                 with contextlib.suppress(OSError):
                     self._root.disk.unlink(self.path)
+                    self._root.disk.sync_folder(self._root.path)
             self._number = state.number
 
     def _changes(self, state: LogState) -> bytes:

@@ -400,6 +400,11 @@ class StorageLog:
         """Whether this log belongs to a root that has seen records of it."""
         return self._seen is not None and self._seen.last.number > 0
 
+    @property
+    def known_number(self) -> int:
+        """The number of the newest record that this process or its root knows; 0: none."""
+        return max(self.state.number, self._seen.last.number if self._seen is not None else 0)
+
     def check_unmixed(self) -> None:
         """Raise `StorageBehind` if a listed checkpoint belongs to another history of the index. Usually no request.
 

@@ -277,6 +277,7 @@ class StorageSession:
     fenced: WriterFenced | None = None
     log_error: StorageError | DiskFull | None = None  # why the log could not be read
     kept_expired: Expired = NOTHING  # by the copy of the log in the root
+    kept_positions: dict[str, int] = field(default_factory=dict)  # by the same copy
     _lease: Lease | None = None
     _watch: LeaseWatch = field(init=False)
 

@@ -99,7 +99,6 @@ class Export(Iterator[pa.RecordBatch]):
         not_asked: str | None = None,
     ) -> None:
         """Begin an export; use `Lookups.export`. `held` keeps the files unchanged, and is closed with the export."""
-        assert state.genesis is not None
         self._pid = os.getpid()
         self._wanted, self._state = wanted, state
         self.not_asked = not_asked
@@ -110,6 +109,7 @@ class Export(Iterator[pa.RecordBatch]):
         self._cold = ColdPath(storage, keyed=schema.keyed, settings=settings)
         held.callback(self._cold.close)
         self._files = sorted(self._chosen(found), key=lambda file: (file.second_min, file.name))
+        assert state.genesis is not None
         self.most_entries = sum(file.count for file in self._files)
         self.log_number = state.number
         self.hash = joint_rule(file.hash for file in self._files) if self._files else state.genesis.layout.hash

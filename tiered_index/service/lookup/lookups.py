@@ -262,8 +262,11 @@ class Lookups(ABC, Generic[ItemT]):
                 # if the log has changed, local files may have been published or merged meanwhile
                 if self._log_states()[0] is before:
                     storage, schema = self._cold_paths[0].storage, self.schema
-                    own = self._check_open, self._read_log, held.pop_all()
+                    kept = held.pop_all()
+                    held.push(kept)  # closed if the export can't begin
+                    own = self._check_open, self._read_log, kept
                     made = Export(wanted, schema, before, found, storage, *own, not_asked=not_asked)
+                    held.pop_all()
                     if made.missing and not allow_partial:
                         made.close()
                         raise PartialAnswer(

@@ -131,6 +131,7 @@ class FileList:
                     return  # the root has all listed files
                 with disk_errors(f"deleting {self.path}"):
                     self._root.disk.unlink(self.path)
+                    self._root.disk.sync_folder(self._root.path)
                 self._last = {}
 
     def gone(self) -> dict[str, ListedFile]:

@@ -182,7 +182,7 @@ class Appender:
                 self.context.offset_space,
                 self.context.clock.now_ms(),
                 self._last,
-                log_number=self.context.log.state.number,
+                log_number=self.context.log.known_number,
             )
             file = UnsealedFile.begin(self.context.root, reserve, journal)
             undo.pop_all()  # before the file is used, because an interrupt between the two lines closes it

@@ -427,6 +427,8 @@ def _before_fork() -> None:
 def _after_fork(child: bool) -> None:
     try:
         for pool in list(_pools) if child else ():
+            # a thread that the child lacks may have it, and wait for the end of the fork
+            pool._writer = threading.Lock()
             pool._forked_while_lent |= bool(pool._lent or pool._idle)
             if pool not in _held:
                 # an interrupt ended the waits before; a thread that the child lacks may have the lock
