@@ -230,6 +230,31 @@ def test_a_partition_is_archived_once_its_time_is_over_or_much_waits(index, serv
         assert archiver.run_once() == 0
 
 
+def test_a_partition_is_archived_once_much_waits(index, servers, producing, topic, monkeypatch):
+    producing.send(topic, packet(300))
+    source = source_of(index, servers, topic)
+    archiver = KafkaArchiver(source, every_s=3_600)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        index.flush()
+        for worth, count in ((301, 0), (299, 1)):
+            monkeypatch.setattr("tiered_index.kafka.archive._WORTH_RECORDS", worth)
+            assert archiver.run_once() == count
+    # the size of a record is known by now
+    state = index.segment_archive.refresh()
+    (last,) = state.segments_of(*state.stores)
+    record_bytes = last.size_bytes / 300
+    producing.send(topic, packet(100, "l"))
+    source = source_of(index, servers, topic)
+    archiver = KafkaArchiver(source, every_s=3_600)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        index.flush()
+        for waiting, count in ((101, 0), (99, 1)):
+            monkeypatch.setattr("tiered_index.kafka.archive._WORTH_BYTES", waiting * record_bytes)
+            assert archiver.run_once() == count
+
+
 def test_a_stop_ends_a_round_and_loses_nothing(index, servers, producing, topic):
     producing.send(topic, packet(300))
     source = source_of(index, servers, topic)

@@ -146,6 +146,17 @@ def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topi
         assert {segment.start for segment in reader.archived()} == {int(name.split("/")[2]) for name in before}
 
 
+def test_a_reader_from_before_an_erasure_finds_what_was_kept(uri, topic):
+    """The two records are neighbours in one segment."""
+    with IndexReader.open(uri) as reader:
+        source = KafkaMessages(reader.segment_archives)
+        assert source.at(topic, 0, 8 // PARTITIONS).state == "archived"
+        erase(uri, topic, keys="k12", yes=True, now=True, grace_s=0)
+        kept = source.at(topic, 0, 8 // PARTITIONS)
+        assert (kept.state, kept.message and kept.message.key) == ("archived", b"k8")
+        assert source.at(topic, 0, 12 // PARTITIONS).state == "erased"
+
+
 def test_a_partition_or_a_time_is_erased(uri, tmp_path, topic):
     erase(uri, topic, queue_id=1, before_ms=TIME_MS + 300_000, yes=True, now=True, grace_s=0)
     rows = pq.read_table(paths(uri)).to_pylist()

@@ -246,6 +246,8 @@ def test_only_partitions_that_are_not_read_to_their_end_keep_a_run_waiting(index
         source._heard_s = 0.0
         source._take_in([end])
         assert source._heard_s > 0
+        # offsets without a record are passed
+        assert [read.batch.position for read in source._pending if read.partition.key == (topic, 0)] == [1]
         source._heard_s = 0.0
         source._take_in([end])
         assert source._heard_s == 0

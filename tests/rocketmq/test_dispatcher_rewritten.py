@@ -280,6 +280,7 @@ def test_old_ranges_are_compared_in_some_rounds_and_all_after_a_start_of_the_bro
 
 def test_a_large_batch_has_fingerprints_within_it(followed, monkeypatch):
     monkeypatch.setattr(fingerprints, "_PIECE_BYTES", 1_000)
+    monkeypatch.setattr(fingerprints, "_READ_BYTES", 300)
     cut = old_and_new(followed, 20)
     dispatcher = followed.dispatcher(skip_missing=True)
     done = dispatcher.run_once()

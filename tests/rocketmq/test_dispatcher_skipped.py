@@ -10,7 +10,9 @@ import random
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, missing, rounds
+from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
+from tiered_index.rocketmq.log import commitlog
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
 
@@ -39,7 +41,10 @@ def torn_before_the_blank(followed: Followed) -> int:
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("written", [1, 3, 100])
-def test_messages_written_over_a_skipped_range_are_read(followed, restart, written):
+def test_messages_written_over_a_skipped_range_are_read(followed, restart, written, monkeypatch):
+    monkeypatch.setattr(commitlog, "_HEAD_OF_DAMAGE", 20)
+    monkeypatch.setattr(commitlog, "_PIECE", 50)
+    monkeypatch.setattr(fingerprints, "_READ_BYTES", 70)
     torn = torn_before_the_blank(followed)
     dispatcher = follow(followed)
     losses = [loss for done in rounds(dispatcher) for loss in done.losses]

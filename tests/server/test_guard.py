@@ -255,6 +255,24 @@ def test_a_caller_has_its_rate(monkeypatch):
         rate.take("a")
 
 
+def test_the_callers_that_were_away_longest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(gate, "_MOST_CALLERS", 2)
+    rate = Rate(0.001)
+    for who in "abc":
+        rate.take(who)
+    assert list(rate._filled) == ["b", "c"]
+    with pytest.raises(Refused):
+        rate.take("c")
+
+
+def test_bodies_that_were_answered_or_refused_hold_no_memory(index):
+    with serving(index, caps=Caps(body_bytes=1000)) as client:
+        for size, status in ((900, 200), (2000, 413)) * (gate._MOST_BODIES + 2):
+            sent = iter([b"\n" * size])
+            got = client.post("/v1/entries", content=sent, headers={"content-type": wire.NDJSON})
+            assert got.status_code == status
+
+
 def test_too_many_requests_per_second_get_a_time_to_retry(index):
     with serving(index, rate=0.001) as client:
         assert client.get("/v1/query", params=QUERY).status_code == 200

@@ -31,6 +31,7 @@ from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit import differences
+from tiered_index.spark.audit import entries as read_entries
 from tiered_index.spark.audit.audit import AuditResult, audit, report_table
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
 from tiered_index.spark.lookup.plan import Target
@@ -334,6 +335,21 @@ def test_an_object_of_another_schema_is_an_error(sound):
     stored = newest(sound / "index")
     with open_storage(f"file://{sound}/index") as storage, pytest.raises(SchemaMismatch, match=stored.name):
         list(stored_entries(stored, storage, PRESETS["rocketmq"].schema, Picked(*ALL_TIME)))
+
+
+def test_an_object_is_read_whole_in_small_windows_and_parts(sound, monkeypatch):
+    stored = newest(sound / "index")
+
+    def read():
+        with open_storage(f"file://{sound}/index") as storage:
+            parts = list(stored_entries(stored, storage, PRESETS["native"].schema, Picked(*ALL_TIME)))
+        return len(parts), sorted(offset for part in parts for offset in part.columns["offset"].tolist())
+
+    count, whole = read()
+    monkeypatch.setattr(read_entries, "_WINDOW_BYTES", 1)
+    monkeypatch.setattr(read_entries, "_BATCH_ROWS", 7)
+    more, found = read()
+    assert (len(whole), found) == (stored.count, whole) and more > count
 
 
 def test_no_index_is_an_error(spark, tmp_path):

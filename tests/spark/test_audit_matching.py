@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from tiered_index.format.layout import PRESETS
+from tiered_index.spark.audit import matching
 from tiered_index.spark.audit.differences import _ROWS, KINDS, Differences, _difference, _pairs, _rows, _told, may_hold
 from tiered_index.spark.audit.digest_table import DigestShape, DigestTable
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
-from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, compare_range
+from tiered_index.spark.audit.matching import DIGEST, _blocks, _compared, _cut, _digests, compare_range
 from tiered_index.spark.lookup.plan import Target
 
 
@@ -85,6 +86,21 @@ def test_a_table_holds_what_was_added_and_little_else(range_bits: int, entries: 
 SCHEMA = PRESETS["native"].schema
 IDENTITY, VALUE = identity_dtype(SCHEMA), value_dtype(SCHEMA)
 Entry = tuple[bytes, bytes, str | None, str | None, str | None]
+
+
+@pytest.mark.parametrize("bits", [6, 17])
+@pytest.mark.parametrize("held", [1, 5, 1_000])
+def test_blocks_hold_every_entry_however_few_are_held(monkeypatch: pytest.MonkeyPatch, held: int, bits: int) -> None:
+    monkeypatch.setattr(matching, "_HELD", held)
+    rng = np.random.default_rng(2)
+    kinds = [(name, dtype[name]) for dtype in (IDENTITY, VALUE) for name in dtype.names or ()]
+    parts = [Part(0, {n: rng.integers(0, 99, count).astype(k) for n, k in kinds}, None) for count in (3, 4, 1, 9)]
+    wanted = np.concatenate([_digests(part, SCHEMA) for part in parts])
+    blocks = [row for batch in _blocks(parts, SCHEMA, bits, 1) for row in batch.to_pylist()]
+    found = np.concatenate([np.frombuffer(row["digests"], DIGEST) for row in blocks])
+    assert np.sort(found["entry"]).tolist() == np.sort(wanted["entry"]).tolist()
+    for row in blocks:
+        assert set((np.frombuffer(row["digests"], DIGEST)["entry"] >> np.uint64(64 - bits)).tolist()) == {row["range"]}
 
 
 def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int) -> list[tuple[Any, ...]]:

@@ -31,6 +31,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.spark.datasource import reading
 from tiered_index.spark.datasource.entries import EntrySource
 from tiered_index.storage.opening import open_storage
 
@@ -96,6 +97,16 @@ def test_options_select_entries(written, case):
     tables = scan(uri, **options)
     assert rows_of(tables) == stored_rows(filter(keep, rows))
     assert {key for table in tables if "key" in options for key in table["key"].to_pylist()} <= {options.get("key")}
+
+
+@pytest.mark.parametrize("case", [*CASES, None])
+def test_small_batches_windows_and_tasks_select_the_same(written, monkeypatch, case):
+    monkeypatch.setattr(reading, "_LOOKUP_OBJECTS", 2)
+    monkeypatch.setattr(reading, "_WINDOW_BYTES", 1)
+    monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
+    uri, rows = written
+    options, keep = CASES.get(case, ({}, lambda r: True))
+    assert rows_of(scan(uri, **options)) == stored_rows(filter(keep, rows))
 
 
 def test_each_entry_is_in_one_partition(written):

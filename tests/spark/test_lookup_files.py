@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import json
 from functools import partial
 
@@ -65,6 +66,25 @@ def test_keys_of_csv_are_those_that_were_written(spark, tmp_path):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 4
     assert found == [(f"of, {name}", place, key) for name in names for place, key in enumerate(KEYS)]
+
+
+def test_long_files_are_read_and_answers_written_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(key_files, "_BATCH_ROWS", 3)
+    monkeypatch.setattr(key_files, "_PART_BYTES", 1)
+    wanted = [{"topic": "t", "key": f"k{n}"} for n in range(10)]
+    path, other = tmp_path / "k.csv", tmp_path / "k.ndjson"
+    path.write_text("topic,key\n" + "".join(f"t,{row['key']}\n" for row in wanted))
+    other.write_text("".join(f"{json.dumps(row)}\n" for row in wanted))
+    assert read_csv(path) == wanted
+    splits = [pa.record_batch({"split": [json.dumps([str(other)])]})]
+    schema = pa.schema([("topic", pa.string()), ("key", pa.string())])
+    batches = list(key_files._read_json(splits, schema))
+    assert [row for batch in batches for row in batch.to_pylist()] == wanted
+    storage = MemoryStorage()
+    (told,) = key_files._write_parts(iter(batches), Address(storage))
+    names = told.column(0)[0].as_py().split("\n")
+    tables = [pq.read_table(io.BytesIO(storage.get(name))) for name in names]
+    assert len(set(names)) == len(batches) == 4 and pa.concat_tables(tables).to_pylist() == wanted
 
 
 def test_empty_cells_of_csv_are_null_quoted_or_not(spark, tmp_path):

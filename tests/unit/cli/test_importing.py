@@ -44,6 +44,12 @@ def read(path):
     return sum(map(len, file.batches(KEYED_SCHEMA)))
 
 
+def test_lines_are_read_in_several_parts(entries, tmp_path, monkeypatch):
+    path = written(entries, tmp_path / "entries.ndjson")
+    monkeypatch.setattr("tiered_index.cli.importing._ROWS", 7)
+    assert read(path) == 50
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "ndjson"])
 def test_damage_is_a_typed_error(entries, tmp_path, damaged_copies, kind):
     path = written(entries, tmp_path / f"entries.{kind}")
@@ -52,8 +58,10 @@ def test_damage_is_a_typed_error(entries, tmp_path, damaged_copies, kind):
     for copy in damaged_copies(path.read_bytes(), 120):
         path.write_bytes(copy)
         try:
-            read(path)
+            count = read(path)
+            assert count == 50 or kind == "ndjson"
         except TieredIndexError as error:
+            assert str(path) in str(error)
             seen.add(type(error))
     assert len(seen) >= 1
 
