@@ -159,7 +159,8 @@ class FileReport(_Record):
 
     `outcome` is ``read`` or ``failed``, or the reason why the file was not read: ``skipped_time``, ``skipped_topic``,
     ``skipped_filter`` or ``skipped_budget`` (the answer already had enough newer entries). ``refreshed`` is a read of
-    the storage's log. ``outdated`` is a file of a first pass that the lookup repeated because the log had changed.
+    the storage's log, ``fetched`` a read of messages (place ``messages``). ``outdated`` is a file of a first pass that
+    the lookup repeated because the log had changed.
 
     `file` is the file's name. `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded``
     (a local copy), ``cache`` (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive

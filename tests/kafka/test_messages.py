@@ -261,3 +261,14 @@ def test_a_record_of_a_topic_that_was_deleted_is_expired(index, cluster, servers
     (found,) = index.messages(topic, "k7", source=source).messages
     assert (found.state, found.message) == ("expired", None)
     source.close()
+
+
+def test_a_command_that_asks_only_a_broker_ends_in_its_time():
+    asked = ("message", "kafka:orders/0/0", "--kafka", "bootstrap.servers=127.0.0.1:1", "--timeout", 0.2, "--json")
+    done = run_here(*asked)
+    assert (done.code, done.error["type"]) == (6, "BudgetExceeded"), done.err
+
+
+def test_a_unique_key_needs_the_index_beside_a_broker_too():
+    done = run_here("message", "KEY", "--topic", "orders", "--kafka", "bootstrap.servers=127.0.0.1:1", "--json")
+    assert (done.code, "a unique key needs the index" in done.error["message"]) == (2, True)

@@ -275,3 +275,11 @@ def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
         data = client.get("/v1/query", params=wanted, headers={"accept": "application/vnd.apache.arrow.stream"}).content
         *_, (_, metadata) = pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata()
         assert "status" not in json.loads(metadata[b"tiered_index.status"])
+
+
+def test_a_document_that_is_no_problem_is_an_error_by_its_status():
+    body = b'{"status": "not ready", "reasons": ["recovering"], "problems": []}'
+    answer = b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with answering(answer) as (url, _), IndexClient(url, tries=1) as asking:
+        with pytest.raises(StorageUnavailable, match="503"):
+            asking.topics()

@@ -161,6 +161,8 @@ def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
     live, ready, topics = heard
     assert (live.status_code, live.json()) == (200, {"status": "alive"})
     assert (ready.status_code, topics.status_code) == (503, 503)
+    assert topics.headers["content-type"] == "application/problem+json" and topics.headers["retry-after"] == "1"
+    assert (topics.json()["status"], topics.json()["detail"]) == (503, "recovering: the index is being opened")
     assert ready.json()["reasons"] == ["recovering: the index is being opened"]
     assert "it ends here" in capsys.readouterr().err
 

@@ -66,7 +66,9 @@ def rocketmq_layout(schema: Schema, rule: HashRule, slots: int | None, items: in
         raise InvalidArgument(
             "files of this range use both hash rules, but RocketMQ supports one: export a range with one rule"
         )
-    return Layout(ROCKETMQ, ROCKETMQ.schema, slots or ROCKETMQ.slots, items or ROCKETMQ.items, rule)
+    slots = ROCKETMQ.slots if slots is None else slots
+    items = ROCKETMQ.items if items is None else items
+    return Layout(ROCKETMQ, ROCKETMQ.schema, slots, items, rule)
 
 
 class RocketmqFiles:
@@ -207,8 +209,8 @@ def export(
     if out == _STDOUT and (form == "rocketmq" or session.out.as_json):
         wrong = "--json" if session.out.as_json else "--format rocketmq"
         raise InvalidArgument(f"{wrong} can't be used with --out -, which writes entries to stdout: give a file")
-    if (slots or items) and form != "rocketmq":
-        raise InvalidArgument(f"{'--slots' if slots else '--items'} needs --format rocketmq")
+    if (slots is not None or items is not None) and form != "rocketmq":
+        raise InvalidArgument(f"{'--items' if slots is None else '--slots'} needs --format rocketmq")
     config = session.config()
     started_s = time.monotonic()
     chosen = topic, within.begin, within.end
@@ -222,6 +224,8 @@ def export(
     unknown = [name for name in dict.fromkeys(topic or ()) if name not in entries.known_topics]
     if out == _STDOUT:
         session.out.note(f"{counted(entries.entries, 'entry', 'entries')}, checksum {entries.checksum:016x}")
+        for name in unknown:
+            session.out.note(unknown_topic(name, entries.known_topics))
         if lost:
             session.out.note(_without(lost))
         return _tell_missing(session, entries)

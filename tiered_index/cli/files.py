@@ -40,7 +40,8 @@ def topics(
     """List the topics, each with its entries, bytes of its messages and time range.
 
     The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
-    twice counts twice until its files are merged.
+    twice counts twice until its files are merged. With --begin or --end, the sums have all entries of a topic in each
+    file that overlaps the range.
 
     [bold]Examples[/bold]
 

@@ -109,6 +109,8 @@ class ExportedFile:
             more = {"item_type": layout.schema.item_type(), "offset_space": self.about["offset_space"]}
         else:
             more = {}
+            if rule is not None and preset != "rocketmq":
+                raise InvalidArgument("--hash is for entries of preset rocketmq: give --preset rocketmq, too")
             if preset == "rocketmq" and rule is None:
                 raise InvalidArgument("NDJSON does not state the hash rule of its keys: give --hash")
             is_known = root is not None and Root(root, Disk()).read_marker() is not None

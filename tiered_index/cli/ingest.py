@@ -232,7 +232,9 @@ def ingest(
         False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
     ),
     store_name: str | None = Option(
-        None, help="Name of the source in the index. Default: its path. Give a name to a file that may move."
+        None,
+        help="Name of the source in the index. Default: its path, or the cluster's id. Give a name to a file that may "
+        "move.",
     ),
     poll: float = Option(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages."),
     log_format: LogAs = "text",

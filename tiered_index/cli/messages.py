@@ -181,7 +181,7 @@ def message(
 
     The command reads the message from --store. If --storage or --root names the index, it also reads archived segments.
     Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
-    reason.
+    reason, with --url only the reason.
 
     [bold]Examples[/bold]
 
@@ -211,7 +211,12 @@ def message(
             raise InvalidArgument("--offset needs --topic, --queue-id and --store, and neither ID nor --cursor")
     elif msg_id is None or queue_id is not None:
         raise InvalidArgument("give an ID, or --offset with --topic, --queue-id and --store")
-    elif client is None and not has_index and kafka == KafkaClientOptions() and (store is None or topic is not None):
+    elif (
+        client is None
+        and not has_index
+        and not (msg_id.startswith(_RECORD) and kafka != KafkaClientOptions())
+        and (store is None or topic is not None)
+    ):
         raise ConfigError(
             "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
         )
@@ -236,10 +241,9 @@ def message(
                 read = partial(source.by_queue_offset, topic, queue_id, queue_offset)
 
             def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
-                if reader is not None:
-                    # the limits also apply to a message that needs no lookup
-                    stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
-                return MessagesResult(messages=(read(),), status="complete")
+                # the limits also apply to a message that needs no lookup
+                with LookupBudget(config.prices, LookupLimits(**limits)).open():
+                    return MessagesResult(messages=(read(),), status="complete")
 
             return look_up
 

@@ -191,9 +191,16 @@ class WindowOptions:
     tiers: str | None = declare(
         metavar="1d,30d", help="Several window lengths, the shortest first, in place of --window."
     )
-    begin: int | None = declare(parser=time_option, metavar="T", help="Merge windows that begin at this time or later.")
+    begin: int | None = declare(
+        parser=time_option,
+        metavar="T",
+        help="Merge files and shorter tables whose first entry is at this time or later.",
+    )
     end: int | None = declare(
-        parser=end_option, metavar="T", help="Merge only windows that end at this time or earlier."
+        parser=end_option,
+        metavar="T",
+        help="Merge files and shorter tables whose last entry is at this time or earlier; a date alone includes that "
+        "whole day.",
     )
     min_age: int = declare(**duration("1h"), help="Merge windows that ended at least this long ago.")
     dry_run: bool = declare(False, "--dry-run", help="Print windows, sources, requests and cost; change nothing.")

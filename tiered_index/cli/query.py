@@ -82,16 +82,16 @@ def query(
     missing with the reason. Messages of other keys with the same hash are dropped and counted.
 
     --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
-    the entries found so far, names the files that it did not read, and ends with exit code 6. It needs no
+    the entries found so far, names the files that it did not read, and ends with exit code 6. Only with --url it needs
     --allow-partial for this. Requests that open the index are not counted.
 
     To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
     index as source. Messages come from the archived segments of each index.
 
     The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end apply to
-    rows without these. --max applies to each key. The command looks up the keys in batches of 100,000, and reads each
-    stored file once per batch. The output has a row for each entry, and one row for a key without entries. With --json
-    each row is one line, and the last line is the status.
+    rows without these. --max applies to each key, unless you pass --all. The command looks up the keys in batches of
+    100,000, and reads each stored file once per batch. The output has a row for each entry, and one row for a key
+    without entries. With --json each row is one line, and the last line is the status.
 
     [bold]Examples[/bold]
 
@@ -134,7 +134,7 @@ def query(
         from tiered_index.cli.keys import KeysOut, look_up_keys
         from tiered_index.sources.keys import read_lookups
 
-        most = max_count if max_count is not None else _EVERY if every else _FEW
+        most = _EVERY if every else _FEW if max_count is None else max_count
         lookups = read_lookups(keys, within.begin, within.end, most)
         target = KeysOut(keys_out) if keys_out is not None else None
         of_pages |= {"allow_partial": allow_partial}

@@ -348,7 +348,9 @@ class IndexClient:
         if response.status >= 300:
             data = response.data
             response.release_conn()
-            raise error_of(_parsed(data, self.url) if data[:1] == b"{" else {"status": response.status})
+            problem = _parsed(data, self.url) if data[:1] == b"{" else {}
+            # other documents than problems may have a text as their status
+            raise error_of({**problem, "status": response.status})
         return response
 
 

@@ -5,6 +5,8 @@ A `StandIn` answers probes while the index opens and recovers. Threads: the even
 
 from __future__ import annotations
 
+import secrets
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,6 +17,7 @@ from tiered_index.server.handlers import Handlers, caller_of
 from tiered_index.server.history import History
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.parameters import Nothing
+from tiered_index.server.problems import Problem, Redaction, Refused
 from tiered_index.server.served import Served
 
 
@@ -78,15 +81,19 @@ class HealthHandlers(Handlers):
 
 
 class StandIn:
-    """Passes requests to `app` once it is set. Until then it answers that the process is alive and not ready."""
+    """Passes requests to `app` once it is set. Until then it answers probes, and refuses other requests (503)."""
 
     app: ASGIApp | None = None
     reason = "recovering: the index is being opened"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        answer: ASGIApp = _alive() if scope.get("path") == "/livez" else _ready([self.reason], [])
-        await (self.app or answer)(scope, receive, send)
+        answer, path = self.app, scope.get("path")
+        if answer is None and path == "/livez":
+            answer = _alive()
+        elif answer is None:
+            answer = _ready([self.reason], []) if path == "/readyz" else _opening(self.reason)
+        await answer(scope, receive, send)
 
 
 def _alive() -> Response:
@@ -96,3 +103,9 @@ def _alive() -> Response:
 def _ready(reasons: list[str], problems: list[str]) -> Response:
     body = wire.encode({"status": "not ready" if reasons else "ready", "reasons": reasons, "problems": problems})
     return Response(body, 503 if reasons else 200, {"retry-after": "1"} if reasons else None, wire.JSON)
+
+
+def _opening(reason: str) -> Response:
+    problem = Problem.of(Refused(503, reason, retry_after_s=1), secrets.token_hex(8), Redaction())
+    headers = {name.decode(): value.decode() for name, value in problem.headers()}
+    return Response(problem.body(), problem.status, headers)

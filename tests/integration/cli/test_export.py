@@ -78,6 +78,8 @@ def test_a_misspelt_topic_is_reported(exported, run_here, original, tmp_path):
     assert exported("some.parquet", *asked)["unknown_topics"] == ["orderz"]
     told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *asked)
     assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in told.out
+    piped = run_here("export", "--storage", original.uri, "--out", "-", *asked)
+    assert piped.code == 0 and "no file that was read has topic 'orderz'" in piped.err
 
 
 def test_a_topic_and_a_range(exported, tmp_path):
@@ -186,6 +188,9 @@ def test_the_hash_rule_is_exported_with_the_entries(tmp_path, run_here, original
             found = done(run_here("query", message(77)["topic"], key, "--root", where[1], "--max", 99, "--json"))
             wanted = expected_offsets(message(77)["topic"], key)
             assert [item["offset"] for item in found["items"]] == wanted
+    # the root knows its preset, but the rule is that of the file
+    refused = run_here("import", tmp_path / "ndjson", *where[:4], "--hash", rule, "--json")
+    assert refused.code == 2 and "--preset rocketmq" in refused.error["message"]
 
 
 def test_rocketmqs_files(exported, run_here, tmp_path):
@@ -235,6 +240,7 @@ def test_what_is_refused(tmp_path, run_here, original):
         (("--out", tmp_path / "no" / "e"), "there is no folder"),
         (("--out", tmp_path / "f"), ".f.partial is a folder"),
         (("--out", tmp_path / "e", "--slots", 5), "needs --format rocketmq"),
+        (("--out", tmp_path / "e", "--slots", 0), "needs --format rocketmq"),
         (("--out", tmp_path / "e", "--topic", " "), "topic is empty"),
         (("--out", tmp_path / "e", "--begin", 5, "--end", 4), "is after"),
     ):

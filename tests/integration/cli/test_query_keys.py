@@ -196,3 +196,9 @@ def test_seconds_in_a_row_are_asked_about(run_here, cluster, keys, begin, end):
     assert hint.endswith("did you mean milliseconds? 1700000000 seconds are 1700000000000")
     *_, last = run_here(*where, keys("ndjson", rows[:2])).records
     assert last["hints"] == []
+
+
+def test_all_entries_of_a_key_are_more_than_a_page(run_here, cluster, keys):
+    asked = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max", 1, "--json")
+    assert run_here(*asked).records[-1]["statuses"]["truncated"] == 2
+    assert run_here(*asked, "--all").records[-1]["statuses"] == {"complete": 3}

@@ -267,3 +267,22 @@ def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_he
     assert passed.code == 1 and passed.document["status"] == "different"
     assert passed.document["skipped"]
     json.dumps(passed.document)
+
+
+def test_a_check_leaves_out_entries_that_no_archived_segment_has(run_here, place, tmp_path):
+    old = f"file://{place}/store"
+    flip(sorted((place / "store" / "segments%").rglob("*.log"))[1], 5000)
+    repair = ("verify", "--deep", "--repair", "--yes", "--give-up-segments", "--storage", old)
+    assert run_here(*repair).code == 0
+    where = ("rebuild", "--from", old, "--storage", f"file://{tmp_path}/new")
+    done = run_here(*where, "--skip-missing", "--check", "--json")
+    assert done.code == 0 and done.document["check"]["same"] and done.document["skipped"], done
+
+
+def test_a_check_of_several_stores_is_refused_before_the_work(run_here, place, tmp_path):
+    old = f"file://{place}/store"
+    more = ("--root", place / "root", "--storage", old, "--store-name", "c", "--archive-segments", "--wait")
+    assert run_here("ingest", place / "broker", *more).code == 0
+    done = run_here("rebuild", "--from", old, "--storage", f"file://{tmp_path}/new", "--check", "--json")
+    assert (done.code, "--check" in done.error["message"]) == (2, True)
+    assert not (tmp_path / "new").exists()

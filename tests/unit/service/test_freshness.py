@@ -230,3 +230,16 @@ def test_a_log_that_a_spent_budget_left_half_read_is_not_shown(index, storage, c
         assert (reader.log_state.number, len(reader.files())) == (before, 1)
         assert [item.offset for item in reader.query("t", "k")] == [3, 2, 1]
         assert (reader.log_state.number, len(reader.files())) == (index.log_state.number, 3)
+
+
+def test_topics_of_a_range_have_entries_in_it(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage)
+    for topic, offset in (("early", 0), ("late", 9)):
+        index.put(topic, 0, "k", offset, 5, T + offset * 1000)
+    index.flush()
+    assert [one.topic for one in index.topics(begin_ms=T + 5000)] == ["late"]
+    upload(index)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert [one.topic for one in reader.topics(begin_ms=T + 5000)] == ["late"]
+        assert [one.topic for one in reader.topics(end_ms=T + 5000)] == ["early"]
+        assert [one.topic for one in reader.topics(begin_ms=T + 9000, end_ms=T + 9000)] == ["late"]

@@ -210,7 +210,8 @@ class Lookups(ABC, Generic[ItemT]):
     ) -> TopicsResult:
         """Return the topics of the inclusive range [begin_ms, end_ms], with their entries and bytes.
 
-        The topics are those of the files that overlap the range.
+        A topic is left out if its entries in each file are before or after the range. The sums have all entries of a
+        topic in each other file, also those outside of the range.
 
         The call reads the directory of each stored file: one request unless it is cached. Arguments and errors: see
         `query`.

@@ -374,7 +374,8 @@ class QueryEngine:
             of_topics: dict[str, list[TopicStats | None]] = {}
             gone = expired.get(handle.source, NOTHING_EXPIRED)
             for name, stats in handle.topic_stats():
-                if stats is None or stats.second_max >= gone.begin_of(name):
+                begin_s = max(second_min, gone.begin_of(name))
+                if stats is None or (stats.second_max >= begin_s and stats.second_min <= second_max):
                     of_topics.setdefault(name, []).append(stats)
             with adding:
                 for name, several in of_topics.items():
