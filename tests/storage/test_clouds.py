@@ -1,6 +1,7 @@
 """`gs://` against a stand-in of Google's XML API. `az://` is in `tests/real_s3`, against Azurite."""
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -146,3 +147,36 @@ def test_the_hosts_that_renew_credentials_are_known(monkeypatch):
         assert isinstance(google, CloudStorage) and isinstance(azure, CloudStorage)
         assert "accounts.google.com" in google._hosts()
         assert "login.microsoftonline.us" in azure._hosts()
+
+
+def test_a_write_may_take_longer_than_the_limit_of_a_read(uri, google, monkeypatch):
+    """obstore counts the time in which it sends a body as a wait for the response."""
+    monkeypatch.setattr("tiered_index.storage.clouds._READ_TIMEOUT_S", 1.0)
+    answer = google.answer
+
+    def slow(method, *request):
+        if method == "PUT":
+            time.sleep(2)
+        return answer(method, *request)
+
+    monkeypatch.setattr(google, "answer", slow)
+    with open_storage(uri) as storage:
+        storage.put("a", b"data")
+        assert storage.get("a") == b"data"
+    assert [request.split()[0] for request in google.requests] == ["PUT", "GET"]
+
+
+def test_an_upload_begins_although_the_first_response_is_lost(uri, google, monkeypatch):
+    monkeypatch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
+    answer, lost = google.answer, [True]
+
+    def losing(*request):
+        reply = answer(*request)
+        return error(503, "ServiceUnavailable") if lost and lost.pop() else reply
+
+    monkeypatch.setattr(google, "answer", losing)
+    with open_storage(uri) as storage:
+        handle = storage.begin_upload("large")
+        storage.complete_upload(handle, [storage.upload_part(handle, 1, b"data")])
+        assert storage.get("large") == b"data"
+        assert list(storage.list_uploads()) == []

@@ -1,5 +1,6 @@
 """Special properties of a folder: foreign files, and its own clean-up."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiered_index.clock import ManualClock
-from tiered_index.errors import ObjectNotFound, StorageMisconfigured
+from tiered_index.errors import ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import UploadHandle
 from tiered_index.storage.local.storage import LocalStorage
 
@@ -119,3 +120,22 @@ def test_a_folder_is_deleted_with_its_last_object_and_made_again(tmp_path: Path)
     assert [info.name for info in other.list()] == ["data/a/2.index", "lease/1/3"]
     other.delete("data/a/never.index")
     other.delete("never/a/1")
+
+
+def test_a_folder_that_can_not_be_looked_at_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("data/object", b"x")
+
+    def stale(path: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "is_symlink", stale)
+    for call in (
+        lambda: storage.get("data/object"),
+        lambda: storage.head("data/object"),
+        lambda: storage.put("data/object", b"y"),
+        lambda: storage.put_if_absent("data/other", b"y"),
+        lambda: storage.delete("data/object"),
+    ):
+        with pytest.raises(StorageUnavailable, match="looking for 'data/"):
+            call()

@@ -257,3 +257,10 @@ def test_an_object_that_appears_during_a_put_if_absent_is_kept(tmp_path):
     with pytest.raises(ObjectExists):
         LocalStorage(tmp_path, disk=Meanwhile()).put_if_absent("a", b"loser")
     assert LocalStorage(tmp_path).get("a") == b"winner"
+
+
+def test_the_name_of_a_root_that_another_process_made_is_synced(tmp_path):
+    (tmp_path / "root").mkdir()
+    disk = FaultyDisk(0)
+    put(LocalStorage(tmp_path / "root", disk=disk))
+    assert ("sync_folder", (tmp_path,)) in disk.calls

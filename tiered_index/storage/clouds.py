@@ -50,6 +50,10 @@ from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 _UPLOADS = "~uploads/"
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _CHUNK_BYTES = 8 << 20
+# Seconds to wait for the next bytes of a response
+_READ_TIMEOUT_S = 30.0
+# The same for writes. obstore counts the time in which it sends the body, too
+_WRITE_TIMEOUT_S = 600.0
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AccountIsDisabled"}
 _EXISTS = {"BlobAlreadyExists", "PreconditionFailed", "ConditionNotMet"}
@@ -96,13 +100,18 @@ class CloudStorage(BucketStorage):
             )
         endpoint = self.options.endpoint_url
         host = urlsplit(endpoint).hostname if endpoint else None
-        client = client_options(
-            [*([host] if host else []), *self._hosts()],
-            connections,
-            allow_http=endpoint is not None and endpoint.startswith("http://"),
-        )
+
+        def opened(read_timeout_s: float) -> Any:
+            client = client_options(
+                [*([host] if host else []), *self._hosts()],
+                connections,
+                allow_http=endpoint is not None and endpoint.startswith("http://"),
+                read_timeout_s=read_timeout_s,
+            )
+            return self._opened(module, {"client_options": client, "retry_config": NO_RETRIES})
+
         try:
-            self._store = self._opened(module, {"client_options": client, "retry_config": NO_RETRIES})
+            self._store, self._writes = opened(_READ_TIMEOUT_S), opened(_WRITE_TIMEOUT_S)
         except (module.exceptions.BaseError, ValueError) as error:
             # obstore's text may contain the value of a variable, which may be a secret
             raise StorageMisconfigured(
@@ -190,7 +199,8 @@ class CloudStorage(BucketStorage):
     def begin_upload(self, name: str) -> UploadHandle:
         upload_id = uuid.uuid4().hex
         key = self._part_key(UploadHandle(name, upload_id, 0), 0)
-        self._put(f"starting an upload of {name!r}", name, key, b"", "create")
+        # not "create": a repeat after a lost response would find the object of the first request
+        self._put(f"starting an upload of {name!r}", name, key, b"", "overwrite")
         return UploadHandle(name, upload_id, _epoch_ms(self._head(name, key)))
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
@@ -219,7 +229,7 @@ class CloudStorage(BucketStorage):
         def write(module: Any) -> None:
             for _ in range(further):
                 sending()
-            writer = module.open_writer(self._store, key, buffer_size=_CHUNK_BYTES, max_concurrency=4)
+            writer = module.open_writer(self._writes, key, buffer_size=_CHUNK_BYTES, max_concurrency=4)
             for part in ordered:
                 what = f"reading part {part.number} of {handle.name!r}"
                 writer.write(self._read(what, handle.name, self._part_key(handle, part.number), None)[0])
@@ -297,7 +307,9 @@ class CloudStorage(BucketStorage):
     def _put(self, doing: str, name: str, key: str, data: Bytes, mode: str) -> str:
         """Store an object and return its tag."""
         body = data if isinstance(data, bytes) else bytes(data)
-        put = self._call(doing, name, lambda module: module.put(self._store, key, body, mode=mode, use_multipart=False))
+        put = self._call(
+            doing, name, lambda module: module.put(self._writes, key, body, mode=mode, use_multipart=False)
+        )
         return str(put["e_tag"])
 
     def _head(self, name: str, key: str) -> dict[str, Any]:

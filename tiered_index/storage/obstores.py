@@ -63,8 +63,9 @@ def client_options(
     return {
         "allow_http": allow_http,
         "connect_timeout": timedelta(seconds=connect_timeout_s),
+        # From the request on, also while its body is sent, and then from each part of the response to the next
         "read_timeout": timedelta(seconds=read_timeout_s),
-        # Of a whole request: a long body may take any time
+        # Of a whole request: the body of a response may take any time
         "timeout": timedelta(days=1),
         "pool_max_idle_per_host": str(connections),
         "proxy_url": f"http://{_NOWHERE}",

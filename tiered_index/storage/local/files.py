@@ -88,6 +88,10 @@ class DurableFiles:
             for path in reversed(missing):
                 self.disk.make_folder(path)
                 self.disk.sync_folder(path.parent)
+            if not missing:
+                # as below; the user of a root need not have the right to open its parent
+                with contextlib.suppress(PermissionError):
+                    self.disk.sync_folder(folder.parent)
         else:
             _refuse_link(folder)
             self.make_folder(folder.parent)

@@ -240,7 +240,8 @@ class LocalStorage(SizedStorage):
 
     def _path(self, name: str) -> Path:
         path = self.folder / encode(check_name(name))
-        self._files.check_way(path)
+        with typed_errors(f"looking for {name!r}"):
+            self._files.check_way(path)
         return path
 
     def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
