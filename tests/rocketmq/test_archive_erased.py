@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 
 from tests.rocketmq.archived_store import log_of, open_index, put, verified
-from tests.support.damage import flip_object
+from tests.support.damage import flip, flip_object
+from tests.support.memory import traced_memory
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
@@ -25,6 +26,7 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import decode_message
+from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.erasure import segments
 from tiered_index.service.erasure.erase import EraseRequest
@@ -470,3 +472,62 @@ def test_entries_of_keys_that_collide_are_counted_and_their_messages_stay(tmp_pa
     assert done.to_dict()["collisions"] == done.collisions
     assert sum("BB" in m.index_keys for m in read_all(storage).values()) == of["BB"] > 5
     assert erase(storage.uri, "orders", before_ms=0, yes=True, now=True).collisions is None
+
+
+def test_a_damaged_piece_within_properties_was_not_searched(tmp_path):
+    """Only the piece's CRC32 covers the keys: the message is valid otherwise."""
+    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
+    with StoreWriter(folder, segment_bytes=1 << 17) as writer:
+        for n in range(4):
+            keys = ["y" * 20_000, "k-1", "z" * 12_000]
+            writer.put("orders", 0, b"x" * 1_000, keys=keys, store_ms=BEGIN_MS + n)
+    with open_index(tmp_path / "root", storage) as index:
+        assert SegmentArchiver(index, "a-store", folder / "commitlog").run_once() == 1
+    find = MessagesToErase(EraseRequest("orders", ("k-1",)), 1 << 60)
+    archive = archive_of(storage)
+    (segment,) = archive.state().archive.values()
+    whole = find(archive, segment)
+    assert (whole.messages, whole.problem) == (3, None)
+    flip_object(storage, segment.name, 20_000)
+    found = find(archive_of(storage), segment)
+    assert found.messages == 2
+    assert found.problem is not None and segment.name in found.problem
+
+
+def test_the_patches_of_many_messages_take_little_memory(tmp_path):
+    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
+    with StoreWriter(folder, segment_bytes=1 << 21) as writer:
+        for n in range(25_000):
+            writer.put("orders", 0, b"x", keys=["k"], store_ms=BEGIN_MS + n)
+    with open_index(tmp_path / "root", storage) as index:
+        assert SegmentArchiver(index, "a-store", folder / "commitlog").run_once() == 1
+    archive = archive_of(storage)
+    (segment,) = archive.state().archive.values()
+    find = MessagesToErase(EraseRequest("orders"), 1 << 60)
+    with traced_memory() as memory:
+        found = find(archive, segment)
+        kept, _ = memory()
+    assert found.messages > 10_000
+    assert kept < 150 * found.messages
+    assert len(list(found.patches)) == len(list(found.patches)) == 4 * found.messages
+
+
+def test_a_segment_of_a_damaged_log_is_restored_without_its_erased_messages(tmp_path):
+    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
+    with StoreWriter(folder, segment_bytes=4096) as writer:
+        places = [
+            writer.put("orders", 0, b"x" * 100, keys=[f"k-{n % 3}"], store_ms=BEGIN_MS + n * 1000) for n in range(60)
+        ]
+    flip(folder / "commitlog" / segment_name(0), places[4].offset + 5)  # in the magic
+    with open_index(tmp_path / "root", storage, items=1000) as index:
+        for message in CommitLogReader(folder / "commitlog").messages(skip_corrupt=True):
+            put(index, message)
+        SegmentArchiver(index, "a-store", folder / "commitlog").run_once()
+        index.seal()
+        index.run_lifecycle()
+    erase(storage.uri, "orders", keys="k-1", yes=True, now=True, grace_s=0)
+    name = min(log_of(storage).state.archive)
+    whole = storage.get(name)
+    flip_object(storage, name, 1000)
+    (done,), _ = repair(storage, folder)
+    assert storage.get(done.replaced_by) == whole

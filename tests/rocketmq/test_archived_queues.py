@@ -493,3 +493,15 @@ def test_whatever_bit_flips_no_other_message_is_answered(life):
                     at += len(page)
                 assert answer.code == (19 if at == 60 else 1)
         storage.put(name, whole)
+
+
+def test_a_route_has_no_number_of_queues_that_could_not_be_read(life):
+    storage, _ = life
+    with IndexReader.open(storage.uri) as reader:
+        segments = len(reader.archived())
+        reader.topics()
+        broker = ReadOnlyBroker(reader, max_requests=segments - 1)
+        broker.topics("orders")
+        answers = [ask(broker, 105, "orders") for _ in range(segments + 1)]
+    assert answers[0].code == 2
+    assert b'"readQueueNums":2' in answers[-1].body

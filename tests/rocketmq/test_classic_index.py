@@ -6,9 +6,10 @@ import struct
 
 import pytest
 
+from tests.rocketmq.messages import NOW_MS
 from tests.support.classic_writer import WritableClassicFile, load_classic_index
 from tiered_index.errors import CorruptFile, StorageMisconfigured
-from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry
+from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
 
 NOW_MS = 1_700_000_000_000
 SMALL = Geometry(4, 6)
@@ -61,3 +62,26 @@ def test_loading_a_folder(tmp_path):
     assert caught.value.file == str(tmp_path / "30260101030405678")
     with pytest.raises(StorageMisconfigured):
         load_classic_index(tmp_path / "30260101030405678")
+
+
+def test_entries_that_come_while_a_file_is_read_are_left_out(tmp_path):
+    """The header is read before the slots, which then name entries that it does not count."""
+    file = filled(Geometry(4, 30), 10)
+    header, entries = bytes(file.data[:40]), file.entries().tolist()
+    for number in range(10, 25):
+        assert file.put_key(f"T#{number}", 5_000 + number, NOW_MS)
+    path = tmp_path / "20260101030405678"
+    path.write_bytes(header + bytes(file.data[40:]))
+    assert read_entries(path).tolist() == entries
+
+
+@pytest.mark.parametrize("counted", [8, 10])
+def test_older_brokers_count_a_slot_for_each_entry(counted):
+    """A file that was begun before an upgrade has a count between both."""
+    file = filled(Geometry(4, 30), 10)
+    assert file.header.slots_in_use <= 4
+    struct.pack_into(">i", file.data, 32, counted)
+    assert infer_geometry(file.data) == Geometry(4, 30)
+    struct.pack_into(">i", file.data, 32, 11)
+    with pytest.raises(CorruptFile, match="no geometry"):
+        infer_geometry(file.data)

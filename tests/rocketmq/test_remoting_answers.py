@@ -902,3 +902,18 @@ async def test_a_pull_that_may_wait_gets_a_late_response(index, store, messages,
             assert (await client.ask(PULL, asked)).code == code
         monkeypatch.undo()
     assert held == [1.0]
+
+
+def test_messages_decide_tags_if_the_queue_has_an_extension(index, tmp_path):
+    with StoreWriter(tmp_path / "extended", segment_bytes=1 << 20) as writer:
+        for n in range(4):
+            writer.put("orders", 0, b"x", keys=["k"], tags="ab"[n % 2], store_ms=1_700_000_000_000 + n)
+    (path,) = (tmp_path / "extended" / "consumequeue" / "orders" / "0").iterdir()
+    data = bytearray(path.read_bytes())
+    for n in range(4):
+        # the place in the extension, in place of the tags' hash
+        data[20 * n + 12 : 20 * n + 20] = (n - 2**63).to_bytes(8, "big", signed=True)
+    path.write_bytes(data)
+    index_log(index, tmp_path / "extended")
+    answer = pull(ReadOnlyBroker(index, store=tmp_path / "extended"), "orders", 0, 0, subscription="a")
+    assert [m.queue_offset for m in records(answer.body)] == [0, 2]

@@ -169,3 +169,8 @@ def test_values_too_large_for_a_frame_are_refused():
     ):
         with pytest.raises(InvalidArgument):
             encode_frame(command)
+
+
+def test_invalid_utf_8_of_a_json_header_is_replaced():
+    frame = _json(code=12, extFields={"topic": "t?"}).replace(b"?", b"\xff")
+    assert decode_frame(frame).fields == {"topic": "t\ufffd"}

@@ -10,6 +10,7 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -513,3 +514,17 @@ def test_addresses_are_in_the_form_that_clients_use():
     assert server_module._host_of(("::ffff:10.1.2.3", 9876, 0, 0)) == Host("10.1.2.3", 9876)
     assert server_module._host_of(("fe80::1%eth0", 9876, 0, 2)) == Host("fe80::1", 9876)
     assert server_module._host_of(("127.0.0.1", 9876)) == Host("127.0.0.1", 9876)
+
+
+@run
+async def test_a_response_that_waits_for_its_step_counts_as_unsent(monkeypatch):
+    monkeypatch.setattr(server_module, "pause_s", lambda passed_s: 60.0)
+    async with serving(unsent_bytes=8 << 20) as server:
+        look_up = server.broker.look_up
+        server.broker.look_up = lambda *given: replace(look_up(*given), withheld=1)
+        async with Client.open(server) as client, Client.open(server) as other:
+            await client.send(Command(code=LONG))
+            await until(lambda: server._unsent_bytes == 8 << 20)
+            assert (await other.ask(LOOKED_UP)).code == 2
+        await until(lambda: not server.connections)
+        assert server._unsent_bytes == 0

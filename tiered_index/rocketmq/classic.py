@@ -123,17 +123,23 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
 
 def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
     """Return whether each slot's newest entry belongs to the slot, as in a file of this geometry."""
-    if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
+    if header.index_count > geometry.items:
         return False
-    entries = _entries(data, geometry, header)
-    heads = np.frombuffer(data, ">i4", geometry.slots, HEADER_BYTES)
+    items = np.frombuffer(data, ENTRY, geometry.items - 1, geometry.entries_at + ENTRY_BYTES)
+    heads = np.frombuffer(data, ">i4", geometry.slots, HEADER_BYTES).astype(np.int64)
+    if heads.min() < 0 or heads.max() >= geometry.items:
+        return False
+    # the broker may have put more entries since the header was read: go back to the ones before them
+    while len(late := np.flatnonzero(heads >= header.index_count)):
+        before = items["previous"][heads[late] - 1].astype(np.int64)
+        if ((before < 0) | (before >= heads[late])).any():
+            return False
+        heads[late] = before
     used = np.flatnonzero(heads)
-    newest = heads[used].astype(np.int64)
-    if len(newest) != header.slots_in_use or (
-        len(newest) and not (newest.min() > 0 and newest.max() < header.index_count)
-    ):
+    # brokers before mid-2020 counted a slot for each entry
+    if not (header.index_count > 1) <= len(used) <= header.slots_in_use < header.index_count:
         return False
-    return bool((entries["key_hash"][newest - 1] % geometry.slots == used).all())
+    return bool((items["key_hash"][heads[used] - 1] % geometry.slots == used).all())
 
 
 def _entries(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> npt.NDArray[np.void]:
@@ -209,8 +215,14 @@ class ClassicImport:
     def run(self) -> Iterator[int]:
         """Import all entries; yield the position from time to time. Raises `CorruptFile` and the errors of `put`."""
         for name in classic_file_names(self.folder):
-            if self._header(name).index_count > 1:  # an empty file has no geometry
-                yield from self._file(read_entries(self.folder / name))
+            try:
+                # an empty file has no geometry
+                entries = read_entries(self.folder / name) if self._header(name).index_count > 1 else None
+            except FileNotFoundError:
+                continue  # the broker has deleted it, and before it the messages of its entries
+            if entries is not None:
+                yield from self._file(entries)
+            del entries  # before the next file is read
             self.files += 1
         if self._last >= 0 and self._is_settled():
             self._advance(self._last + 1)

@@ -193,3 +193,16 @@ def test_bad_usage_and_a_damaged_index_file(run_here, tmp_path, where):
     first.write_bytes(b"x" * 500)
     damaged = run_here("import-classic", tmp_path / "store" / "index", *where)
     assert (damaged.code, damaged.error["file"]) == (4, str(first))
+
+
+def test_a_file_that_the_broker_deletes_during_the_import_is_left_out(tmp_path):
+    store = tmp_path / "store"
+    made(store)
+    paths = sorted((store / "index").iterdir())
+    with open_index(tmp_path) as index:
+        work = ClassicImport(index, store / "index", StoreDirectory.open(store), index.put_batch)
+        importing = work.run()
+        next(importing)
+        paths[1].unlink()
+        list(importing)
+        assert work.files == len(paths) - 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,22 +46,25 @@ class MessagesToErase:
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
         """Return the messages of a segment to erase. Raises the storage's errors."""
-        patches: list[Patch] = []
-        messages, collisions, problem = 0, 0, None
+        rows: list[npt.NDArray[np.int64]] = []
+        collisions, problem = 0, None
         try:
             log = ArchivedLog(archive, segment, skip_corrupt=True)
             for batch in log.batches(skip_corrupt=True, skip_missing=True):
-                for skipped in batch.skipped:
+                # a damaged piece may be within the properties of a message that is valid otherwise
+                around = [one for one in log.damaged if one.begin < batch.end and batch.begin < one.end]
+                for skipped in (*batch.skipped, *around):
                     problem = f"{segment.name}: offsets {skipped.begin} to {skipped.end}: {skipped.problem}"
                 found, alike = self._patches(batch, segment.start)
-                messages, collisions = messages + len(found), collisions + alike
-                patches += chain.from_iterable(found)
+                rows.append(found)
+                collisions += alike
         except (CorruptFile, ObjectNotFound) as error:
             problem = str(error)
-        return FoundMessages(messages, tuple(patches), problem, collisions)
+        patches = MessagePatches(tuple(rows))
+        return FoundMessages(patches.messages, patches, problem, collisions)
 
-    def _patches(self, batch: IndexBatch, start: int) -> tuple[list[list[Patch]], int]:
-        """Return the patches of each message, and the number of entries with other keys that are also hidden."""
+    def _patches(self, batch: IndexBatch, start: int) -> tuple[npt.NDArray[np.int64], int]:
+        """Return rows of `MessagePatches`, and the number of entries with other keys that are also hidden."""
         columns, places = self._asked(batch)
         collisions = 0
         if self.request.keys:
@@ -71,7 +73,7 @@ class MessagesToErase:
             is_sought = sought.to_numpy(zero_copy_only=False)
             collisions = self.request.collisions(keys.keys, is_sought, keyed=self.keyed)
             places = places[np.unique(keys.message[is_sought])]
-        return list(overwritten(columns, places, batch.begin - start)), collisions
+        return overwritten(columns, places, batch.begin - start), collisions
 
     def _asked(self, batch: IndexBatch) -> tuple[MessageColumns, npt.NDArray[Any]]:
         """Return the messages, and the indices of those that match the request, apart from its keys."""
@@ -86,20 +88,48 @@ class MessagesToErase:
         return columns, np.flatnonzero(asked)
 
 
-def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> Iterator[list[Patch]]:
-    """Yield the patches that erase each message at the indices `places` (i64, n).
+def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> npt.NDArray[np.int64]:
+    """Return a row of `MessagePatches` for each message at the indices `places` (i64, n).
 
     `base` is the position of the messages' data in the segment.
     """
     head = columns.head
-    for place in places.tolist():
-        at, body_at = base + int(columns.positions[place]), base + int(columns.body_at[place])
-        body_bytes = int(head["body_length"][place])
-        properties_at, end = base + int(columns.properties_at[place]), base + int(columns.ends[place])
-        flag = int(head["sys_flag"][place]) & ~(COMPRESSED | COMPRESSION_MASK) | ERASED
-        yield [
-            Patch(at + _BODY_CRC_AT, body_crc(bytes(body_bytes)).to_bytes(4, "big")),
-            Patch(at + SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True)),
-            *([Patch(body_at, b"\0", body_bytes)] if body_bytes else []),
-            *([Patch(properties_at, VALUE_END.encode(), end - properties_at)] if end > properties_at else []),
+    return np.column_stack(
+        [
+            base + columns.positions[places],
+            head["sys_flag"][places] & ~(COMPRESSED | COMPRESSION_MASK) | ERASED,
+            base + columns.body_at[places],
+            head["body_length"][places],
+            base + columns.properties_at[places],
+            base + columns.ends[places],
         ]
+    ).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessagePatches:
+    """The patches that erase messages. Each iteration makes them again, because a segment may have millions.
+
+    `rows` (i64, n x 6 each) has for each message its position, its new sys flag, position and length of its body, and
+    begin and end of its properties.
+    """
+
+    rows: tuple[npt.NDArray[np.int64], ...]
+
+    @property
+    def messages(self) -> int:
+        """The number of messages."""
+        return sum(map(len, self.rows))
+
+    def __bool__(self) -> bool:
+        return self.messages > 0
+
+    def __iter__(self) -> Iterator[Patch]:
+        for rows in self.rows:
+            for at, flag, body_at, body_bytes, properties_at, end in rows.tolist():
+                yield Patch(at + _BODY_CRC_AT, body_crc(bytes(body_bytes)).to_bytes(4, "big"))
+                yield Patch(at + SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True))
+                if body_bytes:
+                    yield Patch(body_at, b"\0", body_bytes)
+                if end > properties_at:
+                    yield Patch(properties_at, VALUE_END.encode(), end - properties_at)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import store_prefix
-from tiered_index.rocketmq.archive.erasure import SYS_FLAG_AT, overwritten
+from tiered_index.rocketmq.archive.erasure import SYS_FLAG_AT, MessagePatches, overwritten
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import ERASED
@@ -104,7 +103,7 @@ class SegmentRepairs:
             )
         return None
 
-    def _erasures(self, segment: ArchivedSegment, copy: _Copy) -> Iterator[tuple[Patch, ...]]:
+    def _erasures(self, segment: ArchivedSegment, copy: _Copy) -> Iterator[MessagePatches]:
         """Yield possible erasures in a segment, as patches of the source's bytes; the caller checks the CRC32."""
         damaged = _Copy.of_object(self.storage, segment.name, segment.name, segment)
         with contextlib.suppress(ObjectNotFound, InvalidArgument):
@@ -139,7 +138,7 @@ class SegmentRepairs:
                 erased = stones
         return erased
 
-    def _put_in_place(self, segment: ArchivedSegment, copy: _Copy, patches: tuple[Patch, ...]) -> str | None:
+    def _put_in_place(self, segment: ArchivedSegment, copy: _Copy, patches: Iterable[Patch]) -> str | None:
         """Store the copy and return its object's name; None: the segment was removed meanwhile."""
 
         def pieces(part_bytes: int) -> Iterator[bytes]:
@@ -181,7 +180,7 @@ class _Copy:
         for position in range(0, self.segment.file_size, length):
             yield self.segment.read(length, position)
 
-    def crc32(self, patches: tuple[Patch, ...] = ()) -> int | None:
+    def crc32(self, patches: Iterable[Patch] = ()) -> int | None:
         """Return the CRC32 of the bytes with `patches` applied; None if bytes are missing."""
         crc32 = read = 0
         with contextlib.suppress(ObjectNotFound, InvalidArgument, FileNotFoundError):
@@ -190,15 +189,15 @@ class _Copy:
         return crc32 if read == self.segment.file_size else None
 
 
-def _patches_of(
-    copy: _Copy, erased: Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]
-) -> tuple[Patch, ...]:
+def _patches_of(copy: _Copy, erased: Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]) -> MessagePatches:
     """Return the patches that erase the messages of a copy at the indices (i64, n) that `erased` returns."""
-    patches: list[Patch] = []
-    for batch in CommitLogReader(copy.segment.path.parent, fixed=(copy.segment,)).batches():
+    rows = []
+    # as an erasure reads it: damage of the log itself is skipped
+    log = CommitLogReader(copy.segment.path.parent, check_crc=True, fixed=(copy.segment,))
+    for batch in log.batches(skip_corrupt=True):
         columns = batch.message_columns()
-        patches += chain.from_iterable(overwritten(columns, erased(batch, columns), batch.begin - copy.segment.start))
-    return tuple(patches)
+        rows.append(overwritten(columns, erased(batch, columns), batch.begin - copy.segment.start))
+    return MessagePatches(tuple(rows))
 
 
 def _marked(batch: IndexBatch, damaged: _Copy) -> npt.NDArray[np.int64]:

@@ -25,7 +25,7 @@ from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
     ObjectNotFound,
-    StorageError,
+    StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
 )
@@ -374,12 +374,18 @@ class ReadOnlyBroker:
         now_s = self._clock.monotonic_s()
         if self._counted_queues is None or now_s - self._counted_queues[0] >= _TOPICS_S:
             counts: dict[str, int] = {}
-            with contextlib.suppress(StorageError, CorruptFile, BudgetExceeded):  # no query depends on them
-                if self._store is not None:
-                    for queue in list_queues(self._store / "consumequeue"):
-                        counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
-                elif isinstance(archived := self._queues_at_hand(None), ArchivedQueues):
-                    counts = archived.counts()
+            try:
+                with contextlib.suppress(StorageMisconfigured, CorruptFile):  # pulls fail, too
+                    if self._store is not None:
+                        for queue in list_queues(self._store / "consumequeue"):
+                            counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+                    elif isinstance(archived := self._queues_at_hand(None), ArchivedQueues):
+                        counts = archived.counts()
+            except (StorageUnavailable, ObjectNotFound, BudgetExceeded):
+                # clients read as many queues as a route has: a smaller number would hide messages
+                if self._counted_queues is None:
+                    raise
+                return self._counted_queues[1]
             self._counted_queues = now_s, counts
         return self._counted_queues[1]
 

@@ -212,7 +212,7 @@ def _encode_json(command: Command) -> bytes:
 
 def _decode_json(data: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(data)
+        header = json.loads(data.decode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the header is not JSON ({error})") from error
     if not isinstance(header, dict):

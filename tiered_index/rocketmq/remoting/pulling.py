@@ -209,7 +209,7 @@ class Queues(ABC, Generic[Q]):
                 status = "MESSAGE_WAS_REMOVING"
             elif (
                 tags is None
-                or int(entries["tags_code"][row]) != NO_CODE
+                or int(entries["tags_code"][row]) >= _LEAST_HASH
                 or java_string_hash(message.tags or "") in tags
             ):
                 found.append(message.encode())

@@ -253,8 +253,9 @@ class RemotingServer:
                 # no thread began it, and none will
                 await self._on_loop(account, busy(request))
         if response.withheld:
-            # the time must not show what is at a withheld place
-            await asyncio.sleep(pause_s(time.monotonic() - received_s))
+            # the time must not show what is at a withheld place; until then the response counts as unsent
+            with self.sending(response.body):
+                await asyncio.sleep(pause_s(time.monotonic() - received_s))
         if waits_for_messages(request, response):
             # the client pulls again at once
             await asyncio.sleep(_POLL_S)

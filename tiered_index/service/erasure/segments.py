@@ -55,7 +55,8 @@ class FoundMessages:
     """
 
     messages: int = 0
-    patches: tuple[Patch, ...] = ()
+    # They can be iterated several times; false if there are none
+    patches: Iterable[Patch] = ()
     problem: str | None = None
     collisions: int = 0
     file: bytes | None = None
@@ -219,18 +220,18 @@ def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int)
         yield data
 
 
-def patched(pieces: Iterable[bytes], patches: Sequence[Patch]) -> Iterator[bytes]:
+def patched(pieces: Iterable[bytes], patches: Iterable[Patch]) -> Iterator[bytes]:
     """Yield the successive pieces of a segment with the patches applied."""
-    waiting, position = [*reversed(patches)], 0
+    waiting, position = iter(patches), 0
+    patch = next(waiting, None)
     for piece in pieces:
         data, end = bytearray(piece), position + len(piece)
-        while waiting and waiting[-1].at < end:
-            patch = waiting[-1]
+        while patch is not None and patch.at < end:
             begin, stop = max(patch.at, position), min(patch.end, end)
             data[begin - position : stop - position] = _bytes_of(patch, begin - patch.at, stop - patch.at)
             if patch.end > end:
                 break
-            waiting.pop()
+            patch = next(waiting, None)
         yield bytes(data)
         position = end
 
