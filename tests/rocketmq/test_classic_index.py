@@ -6,7 +6,6 @@ import struct
 
 import pytest
 
-from tests.rocketmq.messages import NOW_MS
 from tests.support.classic_writer import WritableClassicFile, load_classic_index
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.rocketmq.classic import Geometry, decode_header, infer_geometry, read_entries
