@@ -401,3 +401,17 @@ def test_a_wrong_second_beyond_a_bound_is_missing_or_extra(spark, sound, table, 
     by_kind = {kind: sorted(d.offset - base for d in found.listed if d.kind == kind) for kind in found.counts}
     into, out_of = ([n for n in sorted(by_s) if (1000 <= n <= 2000) == inward] for inward in (False, True))
     assert by_kind["extra"] == sorted([1600, 1601, 1602, *out_of]) and by_kind["missing"][:15] == [200, 201, 202, *into]
+
+
+def test_objects_that_are_merged_during_the_check_are_not_called_missing(spark, copy, monkeypatch):
+    module = sys.modules["tiered_index.spark.audit.audit"]
+    check_on = module._check_on
+
+    def afterwards(*arguments: Any) -> None:
+        merged_and_swept(spark, copy)
+        check_on(*arguments)
+
+    monkeypatch.setattr(module, "_check_on", afterwards)
+    report = audited(spark, copy).report
+    assert (report.status, report.findings, report.missing, len(report.unchecked)) == ("incomplete", [], [], 4)
+    assert not [note for note in report.notes if "without a log record" in note]

@@ -28,6 +28,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import register
 from tiered_index.spark.build.sources import entry_frame
+from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import MessageSource
 from tiered_index.spark.failures import typed_errors
 
@@ -441,3 +442,20 @@ def test_a_batch_that_enters_a_segment_stays_within_its_bound(store):
     stream = Stream(store, start=start, limit=ReadMaxBytes(second.start + 1 - inside[-3]))
     assert offsets(stream.step()) == inside[-3:]
     assert stream.start["position"] == second.start
+
+
+def test_bodies_that_are_large_or_broken_when_they_are_decompressed(tmp_path, monkeypatch):
+    packed, flags = compress(b"x" * 500_000, "zlib")
+    with StoreWriter(tmp_path / "s", segment_bytes=1 << 16) as writer:
+        for n in range(20):
+            writer.put("t", 0, packed[:-5] if n == 9 else packed, keys="a", store_ms=BEGIN_MS, sys_flag=flags)
+    monkeypatch.setattr(module, "_BATCH_BYTES", 1_000_000)
+    with pytest.raises(CorruptFile, match="zlib body"):
+        batch(tmp_path / "s")
+    made = source(tmp_path / "s", skipCorrupt="true")
+    reader = made.reader(made.schema())
+    [part] = reader.partitions()
+    found = list(reader.read(part))
+    assert max(map(len, found)) <= 3
+    bodies = [body for one in found for body in one.column("body").to_pylist()]
+    assert [len(body or b"") for body in bodies] == [500_000] * 9 + [0] + [500_000] * 10

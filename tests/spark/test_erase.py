@@ -102,11 +102,13 @@ def test_the_remaining_bytes_are_those_of_an_erasure_without_spark(spark, origin
 
 def test_arguments_are_checked_before_anything_is_done(origin, tmp_path, monkeypatch):
     monkeypatch.setattr("tiered_index.cli.spark.writing.spark_of", lambda *_, **__: pytest.fail("Spark was started"))
-    for given in ({"keys": ()}, {"topic": ""}, {"keys": "k", "queue_id": 1}, {"grace_s": -1}):
+    for given in ({"keys": ()}, {"topic": ""}, {"keys": "k", "queue_id": 1}, {"grace_s": -1}, {"shard_bytes": 256}):
         with pytest.raises(InvalidArgument):
             erase_on(None, **{"storage": f"file://{origin}", "topic": "orders", "yes": True, **given})
     command = f"erase --topic orders --storage file://{origin}"
     assert "--queue needs --before" in told(f"{command} --queue 1 --yes", code=2).error["message"]
+    small = told(f"{command} --key k-3 --yes --shard-bytes 256", code=2)
+    assert "at least 1048576" in small.error["message"]
     planned = told(f"{command} --key k-3").document
     assert planned["status"] == "planned" and planned["entries"] > 0
 

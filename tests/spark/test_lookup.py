@@ -32,6 +32,7 @@ from tiered_index.errors import (
     NotAnIndex,
     StorageUnavailable,
 )
+from tiered_index.format.layout import PRESETS
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
@@ -39,6 +40,7 @@ from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup import packing as lookup_packing
 from tiered_index.spark.lookup import plan as lookup_plan
+from tiered_index.spark.lookup.answers import column_names
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
@@ -438,3 +440,9 @@ def test_messages_are_joined(spark, store, tmp_path):
         look_up(spark, frame, storage=storage, messages="archive", nested=True)
     with pytest.raises(ConfigError, match="has no commitlog/"):
         look_up(spark, frame, storage=storage, messages=str(tmp_path))
+
+
+def test_the_column_of_joined_messages_replaces_none_of_the_callers(spark):
+    taken = column_names(PRESETS["native"].schema, nested=False, messages="archive")
+    with pytest.raises(InvalidArgument, match="column '_message' of the keys"):
+        keys_of(spark.createDataFrame([], "topic string, key string, _message string"), {}, taken)

@@ -16,16 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.rocketmq.messages import message
 from tests.spark.looked_up import SETTINGS, held, looked_up, plan_of
 from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
+from tests.support.stored_messages import compress
 from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lookup.messages import Fetched
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import task as task_module
 from tiered_index.spark.lookup import answers, packing, search
@@ -530,3 +533,37 @@ def test_questions_once_and_where_they_stand(seed):
         if other.tolist()[0] not in set(questions.tolist()):
             with pytest.raises(InvalidArgument, match="the keys change"):
                 places_of(once, np.concatenate((questions.view("V28"), other.view("V28"))).view(LOOKUP))
+
+
+def test_messages_are_fetched_and_returned_in_bounded_parts(monkeypatch):
+    monkeypatch.setattr(answers, "_MESSAGE_BYTES", 10_000)
+    packed, flag = compress(b"x" * 20_000, "zlib")
+    # one can't be decompressed
+    bodies = [(packed, flag) if n % 10 == 3 else (b"y" * 900, 0) for n in range(50)]
+    bodies[7] = packed[:-5], flag
+    asked = []
+
+    class Source:
+        def fetch(self, items, topic, key):
+            asked.append(len(items))
+            given = [(item, *bodies[item.offset]) for item in items]
+            return [Fetched(item=i, state="archived", message=message(body=b, sys_flag=f)) for i, b, f in given]
+
+    texts = [pa.array([text] * 50) for text in ("TopicA", "k")]
+    entries = [pa.array([1_000 if name == "size" else n for n in range(50)]) for name in answers._ENTRY.names]
+    found = list(answers.message_arrays([(*texts, *entries)], Source(), allow_partial=False))
+    rows = [row for part in found for row in part.to_pylist()]
+    assert max(asked) == 10 and len(found) > 5
+    lengths = [20_000 if n % 10 == 3 else 900 for n in range(50)]
+    assert [len(row["message_body"] or b"") for row in rows] == [*lengths[:7], 0, *lengths[8:]]
+    assert [n for n, row in enumerate(rows) if row["message_problem"]] == [7]
+    assert "zlib body" in rows[7]["message_problem"] and rows[7]["message_state"] == "archived"
+
+
+def test_the_lookups_of_a_lot_are_a_batch_for_each_task(life):
+    lookups = lookups_in(life)
+    plan = plan_of(life.state, lookups)
+    texts = [pa.array([getattr(q, name) for q in lookups], pa.string()) for name in ("topic", "key")]
+    rows = pa.record_batch([*texts, *[pa.nulls(len(lookups), pa.int64())] * 2], ["t", "k", "b", "e"])
+    packed = list(packing.pack_lookups(packing.pack_keys([rows], keyed=True, column="'key'"), plan))
+    assert len(packed) == len(plan.tasks) > 2 and {len(batch) for batch in packed} == {1}

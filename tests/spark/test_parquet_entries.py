@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import partial
 from typing import Any
 
@@ -353,3 +354,26 @@ def test_a_task_never_holds_what_rows_share_once_a_row(tmp_path: Any, monkeypatc
     assert sum(map(len, rows)) == count
     assert max(map(len, rows)) < 15
     assert pa.types.is_dictionary(rows[0].column("topic").type)
+
+
+def test_folders_that_cant_be_read_are_not_left_out_in_silence(tmp_path: Any, monkeypatch: Any) -> None:
+    files, elsewhere = tmp_path / "files", tmp_path / "elsewhere"
+    for folder in (files / "day=1", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "a.parquet").write_bytes(b"x")
+    (files / "b.parquet").symlink_to(elsewhere / "a.parquet")
+    assert [file.name for file in folders.files_below(files)] == ["b.parquet", "a.parquet"]
+    (files / "day=2").symlink_to(elsewhere)
+    with pytest.raises(InvalidArgument, match="day=2 is a link to a folder"):
+        folders.files_below(files)
+    (files / "day=2").unlink()
+    scan = os.scandir
+
+    def denied(path: Any) -> Any:
+        if str(path).endswith("day=1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(InvalidArgument, match="day=1: Permission denied"):
+        folders.files_below(files)

@@ -28,6 +28,7 @@ from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StreamBatch
+from tiered_index.service.log.summary import Summary
 from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
@@ -425,3 +426,33 @@ def test_an_index_that_was_made_meanwhile_with_another_schema_is_refused(clock: 
     with pytest.raises(SchemaMismatch, match="stores IndexItem"):
         a_writer(EntryStreamWriter, storage).commit([Written(tuple(shards), "q", FIRST.content)], 0)
     assert count(storage, clock) == 0 and left_over(storage, clock) == 0
+
+
+def test_tables_that_a_record_names_are_not_deleted_whatever_fails_behind_it(monkeypatch, clock: ManualClock) -> None:
+    storage = MemoryStorage()
+    opened(storage, clock)
+
+    def fails(*_: Any) -> None:
+        raise InvalidArgument("after the record")
+
+    monkeypatch.setattr(Summary, "renew", fails)
+    with pytest.raises(InvalidArgument, match="after the record"):
+        a_writer(EntryWriter, storage).commit([Written(tuple(written(TABLE, storage)), None, BatchContent())])
+    # `left_over` asserts that the objects are those that the log names
+    assert count(storage, clock) == 2_000 and left_over(storage, clock) == 0
+
+
+def test_a_task_that_is_killed_leaves_no_file(monkeypatch, tmp_path: Path, clock: ManualClock) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    storage = MemoryStorage()
+    opened(storage, clock)
+    names: list[Any] = []
+
+    def entries() -> Any:
+        for batch in TABLE.to_batches(300):
+            yield batch
+            names.append(list(tmp_path.iterdir()))
+
+    seen = lambda *_: names.append(list(tmp_path.iterdir()))  # noqa: E731
+    assert writing.write_tables(entries(), job(storage), seen).entries == 2_000
+    assert len(names) > 6 and not any(names)

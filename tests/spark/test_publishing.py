@@ -15,6 +15,7 @@ import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
 from tests.spark.in_process import count, left_over, opened, planned, shards_of, written
+from tests.support.cold_index import without_summary
 from tests.support.log_records import open_log
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
@@ -262,3 +263,16 @@ def test_invalid_ranges(name, begin, end):
 def test_positions_of_numpy_are_integers_of_the_record():
     part = SourceRange("t", np.uint8(3), np.int64(2**62))
     assert [(type(n), n) for n in (part.begin, part.end)] == [(int, 3), (int, 2**62)]
+
+
+def test_a_shorter_object_of_another_table_fails_no_build(clock):
+    """After its record, an append reads the directories that the summary lacks. Here one of them is cut off."""
+    storage = MemoryStorage()
+    log = opened(storage, clock)
+    other = built(storage, OTHER)
+    publish_tables(other, "append", storage, log)
+    without_summary(storage)
+    name = other[0].stored.name
+    storage.put(name, storage.get(name)[:-10])
+    publish_tables(built(storage), "append", storage, StorageLog(storage, clock))
+    assert count(storage, clock) == 900 + 700

@@ -162,3 +162,10 @@ def test_removed_entries_are_counted_by_topic_before_spark_writes(spark, tmp_pat
     assert result.removed_objects == planned_result.removed_objects == 1
     for verb in ("would be", "are"):
         assert f"1 objects of these windows {verb} replaced: topic batch: {len(BATCH)} entries" in caplog.text
+
+
+def test_a_table_that_is_lost_is_replaced_and_counted(pipeline: Pipeline) -> None:
+    pipeline.build(BATCH)
+    names = [stored.name for shards in pipeline.log.state.tables.values() for stored in shards]
+    pipeline.storage.delete_many(names)
+    assert entries_by_topic(pipeline.log.state, names, pipeline.storage) == (("(not readable)", len(BATCH)),)

@@ -24,6 +24,7 @@ from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
 from tiered_index.cli.spark import check_index, job_document, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.erasure.erase import check_shard_bytes
 from tiered_index.spark.metrics import JobMetrics
 
 _UNAVAILABLE, _CORRUPT = 3, 4
@@ -188,7 +189,7 @@ def merge(
 def erase(
     session: Session,
     given: EraseOptions,
-    shard_bytes: int = Option(256 << 20, min=1, help="Approximate bytes of an object (shard). A task writes one."),
+    shard_bytes: int = Option(256 << 20, help="Approximate bytes of an object (shard). A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
@@ -209,6 +210,7 @@ def erase(
       tiered-index spark erase --storage s3://bucket/index --topic orders --key order-4711 --yes --json
     """
     request = erase_request(given)
+    check_shard_bytes(shard_bytes)
     if not given.yes:
         return erase_here(session, given, now=True)
     config = session.config()

@@ -208,6 +208,11 @@ _LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_l
 # most shards that are read for a table's topics
 _ASKED = 8
 
+DELETED = (
+    "objects were deleted without a log record. If a life-cycle rule of the bucket deletes them, remove the rule, and "
+    "delete old entries with `tiered-index expire`"
+)
+"""The note about missing objects."""
 
 CheckObjects = Callable[[LogState], None]
 """Checks the objects and archived segments of a state of the log, and adds findings to the report."""
@@ -242,10 +247,7 @@ def check_storage(
         check_segments(storage, state.archive.values(), report, progress, deep=deep)
     _name_topics(storage, state, report)
     if report.missing:
-        report.note(
-            "objects were deleted without a log record. If a life-cycle rule of the bucket deletes them, remove the "
-            "rule, and delete old entries with `tiered-index expire`"
-        )
+        report.note(DELETED)
     report.lost += map(Missing.of, state.lost.values())
     _note_strays(storage, state, report, DATA_PREFIX)
     _note_strays(storage, state, report, SEGMENTS_PREFIX)

@@ -229,6 +229,7 @@ def erase(
     objects and segments in other processes. `run_tasks` and `shard_bytes`: see `merge`.
     """
     check_grace(grace_s)
+    check_shard_bytes(shard_bytes)
     if threads < 1:
         raise InvalidArgument(f"threads must be at least 1, not {threads!r}")
     if yes:
@@ -307,6 +308,12 @@ def check_grace(grace_s: float) -> None:
     """Raise `InvalidArgument` for a negative grace."""
     if not grace_s >= 0:
         raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+
+
+def check_shard_bytes(shard_bytes: int) -> None:
+    """Raise `InvalidArgument` for shards that are too small, as a merge does."""
+    if shard_bytes < 1 << 20:
+        raise InvalidArgument(f"shard_bytes must be at least {1 << 20}, not {shard_bytes!r}")
 
 
 def _pending(storage: Storage, state: LogState, asked: Tombstones, half_made: set[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tiered_index.documents import COUNT, checked, load, rows_of, text
-from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
+from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_summary, summary_name
 from tiered_index.kernels import crc32
 from tiered_index.service.log.records import StoredObject, verified_trailer
@@ -232,7 +232,8 @@ class Summary:
         try:
             data = self.storage.get_range(stored.name, position, stored.size_bytes - position)
             verified_trailer(stored, data)
-        except (ObjectNotFound, CorruptFile) as error:
+        # `InvalidArgument`: the object is shorter than the log says
+        except (ObjectNotFound, CorruptFile, InvalidArgument) as error:
             _log.warning("%s is not in the summary: %s", stored.name, error)
             return None
         return position, data

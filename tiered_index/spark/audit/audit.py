@@ -33,7 +33,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.service.answers.rows import check_integer
-from tiered_index.service.checks.checks import check_object, check_segments, check_storage
+from tiered_index.service.checks.checks import DELETED, check_object, check_segments, check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
@@ -209,6 +209,9 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
     gone = {name for name in (*seen.objects, *seen.archive) if name not in now.objects and name not in now.archive}
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
+    report.missing[:] = [one for one in report.missing if one.object not in gone]
+    if not report.missing:
+        report.notes[:] = [note for note in report.notes if note != DELETED]
     for name in sorted(taken_back):
         removed = StorageUnavailable(f"{name} was removed from the log during the audit: run it again")
         report.unchecked.append((name, removed))

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, SchemaMismatch
 from tiered_index.format.packed import packed_bytes
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.publication import Publication, abandon
@@ -166,7 +166,14 @@ def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) ->
         contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings)) as cold,
         ThreadPoolExecutor(_READERS, "tiered-index-replace") as pool,
     ):
-        for stored, trailer in zip(objects, pool.map(cold.trailer, objects), strict=True):
+        each = [(stored, pool.submit(cold.trailer, stored)) for stored in objects]
+        for stored, read in each:
+            try:
+                trailer = read.result()
+            except (ObjectNotFound, CorruptFile):
+                # this build replaces it
+                found["(not readable)"] += stored.count
+                continue
             stats = trailer.metadata.stats_by_topic()
             known = {topic: one.entries for topic, one in stats if one is not None}
             if sum(known.values()) != stored.count:
@@ -369,7 +376,7 @@ def build(
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile, SchemaMismatch):
             # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
-            abandon([shard.sent for shard in finished], opened)
+            abandon([shard.sent for shard in finished if shard.stored.name not in log.state.objects], opened)
             raise
     written = sum(shard.stored.size_bytes for shard in finished)
     done = replace(result, shards=len(finished), written_bytes=written, removed_objects=removed, dry_run=False)
@@ -447,5 +454,5 @@ def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResu
 def _name_of(source: SourceLike) -> str:
     if is_frame(source):
         return "the DataFrame"
-    paths = [source] if isinstance(source, str | Path) else source
+    paths = [source] if isinstance(source, str | os.PathLike) else [*source]
     return " and ".join(map(str, paths[:2])) + (" and others" if paths[2:] else "")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tiered_index.archives import messages_to_erase
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.format.schema import Schema
-from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, check_grace
+from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, check_grace, check_shard_bytes
 from tiered_index.service.erasure.erase import erase as erase_by
 from tiered_index.service.erasure.find import Found, find_hidden
 from tiered_index.service.erasure.segments import FindMessages, RewrittenSegment, rewrite_segment
@@ -74,6 +74,7 @@ def erase(
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     check_grace(grace_s)
+    check_shard_bytes(shard_bytes)
     address = StorageAddress(storage, s3)
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)

@@ -5,6 +5,7 @@ Hidden names are left out. All other files are included, with any extension. Fol
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
@@ -57,12 +58,30 @@ def files_below(path: Path) -> list[Path]:
     """Return `path` if it is a file, or the files below a folder without hidden ones and Spark's own."""
     if path.is_file():
         return [path]
-    names = [p.relative_to(path).as_posix() for p in sorted(path.rglob("*")) if p.is_file()]
+    names = [p.relative_to(path).as_posix() for p in sorted(_all_below(path))]
     found = [path / name for name in _shown(str(path), names)]
     if not found:
         raise InvalidArgument(
             f"{path} has no Parquet or NDJSON file, and is not a RocketMQ store: it has no commitlog/"
         )
+    return found
+
+
+def _all_below(folder: Path) -> list[Path]:
+    """Return the files below a folder. Raises `InvalidArgument` for a folder whose files would be missing silently."""
+
+    def refuse(error: OSError) -> None:
+        raise InvalidArgument(f"{error.filename}: {error.strerror}") from error
+
+    found: list[Path] = []
+    for above, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if name in _TABLES or not _is_hidden(name)]
+        if links := [path for name in folders if (path := Path(above, name)).is_symlink()]:
+            raise InvalidArgument(
+                f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
+            )
+        # a broken link is an error when it is opened
+        found += [path for name in names if (path := Path(above, name)).is_file() or path.is_symlink()]
     return found
 
 

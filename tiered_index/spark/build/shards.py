@@ -264,7 +264,8 @@ class _PartitionWriter:
 # `widths` and `least` have a number for each column of the items, see `narrowed`
 BLOCK_SCHEMA = "partition int, piece long, items binary, widths binary, least binary, checksum binary"
 Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
-_HELD_ITEMS = 1 << 20
+# fewer if items are wide: a binary column has less than 2 GiB
+_HELD_ITEMS, _HELD_BYTES = 1 << 20, 128 << 20
 _BLOCK_ITEMS = 1 << 16
 # Entries of one call of `mixed_columns`: as many as fit the processor's cache
 _MIXED = 1 << 14
@@ -278,7 +279,8 @@ def pack_batches(
 
     `seen` is called with batches of all entries: items (n) and their seconds (i64, n).
     """
-    for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), _HELD_ITEMS):
+    most = min(_HELD_ITEMS, _HELD_BYTES // plan.genesis.layout.schema.item.itemsize)
+    for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), most):
         yield _blocks(held, plan, seen)
 
 

@@ -158,10 +158,26 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
         wanted = to_arrow_schema(schema, timezone="UTC")
         own = require_columns(schema, settings.columns, settings.path).names
         messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
-        for held in gathered(messages, lambda message: max(message.size, _LEAST_MESSAGE), _BATCH_BYTES):
-            batch = _arrow(held, wanted, own, settings.body)
+        rows = ((message, _body(message, settings) if "body" in own else None) for message in messages)
+        for held in gathered(rows, _row_bytes, _BATCH_BYTES):
+            batch = _arrow(held, wanted, own)
             line.rows += len(batch)
             yield batch
+
+
+def _body(message: Message, settings: MessageSettings) -> bytes | None:
+    """Return the wanted body; with skipCorrupt None for one that can't be decompressed."""
+    try:
+        return message.raw_body if settings.body == "stored" else message.body()
+    except CorruptFile:
+        if not settings.skip_corrupt:
+            raise
+        return None
+
+
+def _row_bytes(row: tuple[Message, bytes | None]) -> int:
+    message, body = row
+    return max(message.size, len(body or b""), _LEAST_MESSAGE)
 
 
 @contextlib.contextmanager
@@ -189,8 +205,9 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
             yield message
 
 
-def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> pa.RecordBatch:
-    """Return messages as a batch of the schema `wanted`; `own` are this module's names of its columns."""
+def _arrow(rows: list[tuple[Message, bytes | None]], wanted: Any, own: list[str]) -> pa.RecordBatch:
+    """Return messages and bodies as a batch of the schema `wanted`; `own` are this module's names of its columns."""
+    messages = [message for message, _ in rows]
     parsed = {"keys", "tags", "properties"} & set(own)
     properties = [message.properties for message in messages] if parsed else []
     arrays = []
@@ -198,7 +215,7 @@ def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> p
         if name in parsed:
             values: list[Any] = [_OF_PROPERTIES[name](found) for found in properties]
         elif name == "body":
-            values = [m.raw_body if body == "stored" else m.body() for m in messages]
+            values = [body for _, body in rows]
         else:
             values = list(map(_OF_MESSAGES.get(name, attrgetter(name)), messages))
         in_us = pa.types.is_timestamp(column.type)

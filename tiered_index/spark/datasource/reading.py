@@ -180,6 +180,8 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     names = {name for _, name in metadata.topics}
     if metadata.topics and selection.topic is not None and selection.topic not in names:
         return
+    if not metadata.topics and selection.topic is not None and selection.key is None:
+        raise InvalidArgument(f"{part.stored.name} doesn't name its topics: read without the option topic")
     if selection.key is not None:
         lookups = lookups_for(selection, _topics_here(part, names, selection))
         for one in lookups.under(part.stored.hash):

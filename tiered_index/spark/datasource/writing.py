@@ -8,12 +8,14 @@ and deletes nothing (`orphans` does later). One thread a task; memory as in a bu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -106,22 +108,20 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
 
     Raises `InvalidArgument` for bad values, the storage's errors; before that it deletes its uploads if it can.
     """
-    with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
-        kept, blocks = Path(folder) / "entries", Path(folder) / "blocks"
-        census = _kept(entries, kept, job)
-        if not census.entries:
-            return PartitionResult(0, 0, ())
-        more = {"sequence": job.sequence, "max_windows": job.max_windows}
-        plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin)
-        with (
-            pa.memory_map(str(kept)) as source,
-            pa.ipc.open_stream(source) as batches,
-            pa.ipc.new_file(str(blocks), arrow_schema(BLOCK_SCHEMA)) as writer,
-        ):
-            for batch in pack_batches(batches, plan, seen):
-                writer.write_batch(batch)
-        kept.unlink()
-        result = write_blocks(_by_piece(blocks), plan, job.address, job.now_ms)
+    with _temporary() as (blocks, packed):
+        with _temporary() as (sink, kept):
+            census = _kept(entries, sink, job)
+            if not census.entries:
+                return PartitionResult(0, 0, ())
+            more = {"sequence": job.sequence, "max_windows": job.max_windows}
+            plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin)
+            with (
+                pa.ipc.open_stream(_mapped(kept)) as batches,
+                pa.ipc.new_file(blocks, arrow_schema(BLOCK_SCHEMA)) as writer,
+            ):
+                for batch in pack_batches(batches, plan, seen):
+                    writer.write_batch(batch)
+        result = write_blocks(_by_piece(packed), plan, job.address, job.now_ms)
     written = sum(shard.stored.count for shard in result.shards)
     what, wrong = "a task's tables", "wrote another number of entries than it read"
     try:
@@ -135,13 +135,33 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
     return result
 
 
-def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
+@contextlib.contextmanager
+def _temporary() -> Iterator[tuple[pa.NativeFile, IO[bytes]]]:
+    """Yield a temporary file for writing, and the same for reading. It has no name, because Spark kills workers: the
+    system deletes it.
+    """
+    descriptor, name = tempfile.mkstemp(prefix="tiered-index-")
+    with os.fdopen(descriptor, "rb") as source:
+        try:
+            sink = pa.OSFile(name, "wb")
+        finally:
+            os.unlink(name)
+        with sink:
+            yield sink, source
+
+
+def _mapped(source: IO[bytes]) -> pa.Buffer:
+    """Return the bytes of a file that is not empty, in a map."""
+    return pa.py_buffer(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _kept(entries: Iterable[pa.RecordBatch], sink: pa.NativeFile, job: PartitionJob) -> Census:
     batches = iter(entries)
     first = next(batches, None)
     if first is None:
         return Census()
     looked_at = [name for name in CENSUS_COLUMNS if name in first.schema.names]
-    with pa.ipc.new_stream(str(path), first.schema) as writer:
+    with pa.ipc.new_stream(sink, first.schema) as writer:
 
         def counted() -> Iterator[pa.RecordBatch]:
             for batch in itertools.chain([first], batches):
@@ -151,12 +171,11 @@ def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> C
         return Census.of([[row.column(0)[0].as_py()] for row in count_batches(counted(), job.scale, job.max_windows)])
 
 
-def _by_piece(path: Path) -> Iterator[pa.RecordBatch]:
+def _by_piece(source: IO[bytes]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the file by piece, one row in each batch."""
-    with pa.memory_map(str(path)) as source:
-        blocks = pa.ipc.open_file(source).read_all()
-        for row in np.argsort(blocks["piece"].to_numpy(), kind="stable").tolist():
-            yield from blocks.slice(row, 1).to_batches()
+    blocks = pa.ipc.open_file(_mapped(source)).read_all()
+    for row in np.argsort(blocks["piece"].to_numpy(), kind="stable").tolist():
+        yield from blocks.slice(row, 1).to_batches()
 
 
 WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "hash", "offsetSpace")
@@ -314,7 +333,7 @@ def _publish(
             publish(storage, log)
         except (InvalidArgument, CorruptFile, SchemaMismatch, NotAnIndex):
             # certainly not published; after a storage error that is unknown, and `orphans` deletes
-            abandon([shard.sent for shard in shards], storage)
+            abandon([shard.sent for shard in shards if shard.stored.name not in log.state.objects], storage)
             raise
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.arrow import array_of
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -28,7 +28,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of
+from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, gathered
 from tiered_index.spark.lookup.plan import LOOKUP, LookupPlan, PackedBatch, distinct, places_of, records_of
 from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
 from tiered_index.types import IndexItem
@@ -52,7 +52,8 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
 
 def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
     """Return the names of answers' columns. Raises `InvalidArgument` if a caller's column has the same name."""
-    joined = MESSAGE_COLUMNS if messages is not None else ()
+    # `with_messages` makes and drops a column `_message`
+    joined = ("_message", *MESSAGE_COLUMNS) if messages is not None else ()
     own = {"status", "failed", "position", *joined}
     if not nested and (clash := schema.clashing(own)) is not None:
         other = "look up with nested=True" if messages is None else "look up without messages"
@@ -238,15 +239,31 @@ def with_messages(
             log.open()
             archive = SegmentArchive(storage, lambda: log.state, log.refresh)
             source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
-            for topics, keys, *columns in parts:
-                values = [column.to_pylist() for column in columns]
-                found = _fetched(source, topics.to_pylist(), keys.to_pylist(), values)
-                yield pa.array([_row(one, allow_partial=allow_partial) for one in found], _ARROW)
+            yield from message_arrays(parts, source, allow_partial=allow_partial)
 
     fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
     message = arrow_function(fetch, from_arrow_type(_ARROW))
     joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
+
+
+# Stored bytes of the messages that are fetched at once, and plain bytes of the bodies in one array, about
+_MESSAGE_BYTES, _LEAST_BYTES = 16 << 20, 1 << 10
+# Place of an entry's size in a row of topic, key and `_ENTRY`
+_SIZE = 2 + _ENTRY.names.index("size")
+
+
+def message_arrays(
+    parts: Iterable[tuple[pa.Array, ...]], source: RocketmqMessages, *, allow_partial: bool
+) -> Iterator[pa.Array]:
+    """Yield the messages (`MESSAGE_COLUMNS`) of rows of topic, key and `_ENTRY`, in order. Raises as `_row`."""
+    for columns in parts:
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        for held in gathered(rows, lambda row: max(_LEAST_BYTES, row[_SIZE] or 0), _MESSAGE_BYTES):
+            topics, keys, *values = (list(column) for column in zip(*held, strict=True))
+            made = (_row(one, allow_partial=allow_partial) for one in _fetched(source, topics, keys, values))
+            for some in gathered(made, lambda row: len((row or {}).get("message_body") or b""), _MESSAGE_BYTES):
+                yield pa.array(some, _ARROW)
 
 
 def _fetched(
@@ -276,6 +293,10 @@ def _row(one: Fetched | None, *, allow_partial: bool) -> dict[str, Any] | None:
     if not one.carries_key:
         row["message_state"] = "other_key"
     elif isinstance(message, Message):
-        row |= {"message_body": message.body(), "message_tags": message.tags}
-        row["message_properties"] = list(message.properties.items())
+        row |= {"message_tags": message.tags, "message_properties": list(message.properties.items())}
+        try:
+            row["message_body"] = message.body()
+        except CorruptFile as error:
+            # its producer sent it so: no other place has a better one
+            row["message_problem"] = str(error)
     return row

@@ -159,6 +159,7 @@ def lookups_in(lots: Iterable[Mapping[str, Any]], topics: Sequence[str]) -> Arra
 
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
+_TASK = arrow_schema(TASK_SCHEMA)
 
 
 def pack_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
@@ -166,13 +167,9 @@ def pack_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterato
     rows = (row for batch in batches for row in batch.to_pylist())
     for held in gathered(rows, lambda row: len(row["asked"] or row["few"] or b"") // LOOKUP.itemsize, _LOT_ROWS):
         lookups = distinct(kept(lookups_in(held, plan.topics), plan.kept_from))
-        tasks, asked, wanted = [], [], []
         base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
         for task in range(len(plan.tasks)):
             mine, here = lookups[homes == task], lookups[plan.wanted(task, lookups, base_slots)]
             if len(mine) or len(here):
-                tasks.append(task)
-                asked.append(mine.tobytes())
-                wanted.append(here.tobytes())
-        columns = [pa.array(tasks, pa.int32()), pa.array(asked, pa.binary()), pa.array(wanted, pa.binary())]
-        yield pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])
+                # a batch for each task: several MB for hundreds of tasks would not fit a column
+                yield one_row(_TASK, task, mine.tobytes(), here.tobytes())
