@@ -565,7 +565,8 @@ def test_the_token_for_prometheus_operator_has_no_line_end(tmp_path: Path) -> No
     # the operator copies the secret as it is, and no header may have a line end
     (line,) = re.findall(r"^tiered-index (token prometheus .*> token)\b", (DEPLOY / "README.md").read_text(), re.M)
     script = f"{shlex.quote(str(Path(sys.executable).with_name('tiered-index')))} {line}"
-    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
     assert re.fullmatch(r"ti_[\w-]+", (tmp_path / "token").read_text())
 
 

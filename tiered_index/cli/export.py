@@ -295,7 +295,7 @@ def _made(out: Path, form: Format, entries: Export, slots: int | None, items: in
                 try:
                     yield writer
                 except BaseException:
-                    # closing writes the end of a Parquet or Arrow file, with which a part looks whole
+                    # closing writes the end of a Parquet or Arrow file, so that a part would look whole
                     discard(sys.stdout)
                     raise
             sys.stdout.buffer.flush()

@@ -41,7 +41,7 @@ def topics(
 
     The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
     twice counts twice until its files are merged. With --begin or --end, the sums have all entries of a topic in each
-    file that overlaps the range.
+    file where the topic's times overlap the range.
 
     [bold]Examples[/bold]
 

@@ -257,8 +257,9 @@ def ingest(
     your entries with --item-type. The command ignores all other columns, and prints their names. With `--column
     offset=rownumber` the offset is the row's number.
 
-    If a file has grown, the command reads its new part. If its earlier part has changed, the command fails unless you
-    pass --restart. stdin is read from its start each time. Lookups show an entry once, even if you put it twice.
+    If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
+    pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each
+    time. Lookups show an entry once, even if you put it twice.
 
     Each partition of Kafka continues at its own position. If a topic was deleted and created again, the command reads
     it from its start, and reports it as rewritten. Kafka before 2.8 does not report that a topic was created again.

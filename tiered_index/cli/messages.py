@@ -181,7 +181,7 @@ def message(
 
     The command reads the message from --store. If --storage or --root names the index, it also reads archived segments.
     Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
-    reason, with --url only the reason.
+    reason. With --url it prints only the reason.
 
     [bold]Examples[/bold]
 

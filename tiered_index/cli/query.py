@@ -82,8 +82,8 @@ def query(
     missing with the reason. Messages of other keys with the same hash are dropped and counted.
 
     --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
-    the entries found so far, names the files that it did not read, and ends with exit code 6. Only with --url it needs
-    --allow-partial for this. Requests that open the index are not counted.
+    the entries found so far, names the files that it did not read, and ends with exit code 6. With --url it prints the
+    entries only if you pass --allow-partial. Requests that open the index are not counted.
 
     To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
     index as source. Messages come from the archived segments of each index.

@@ -323,4 +323,5 @@ def test_an_export_to_stdout_that_fails_has_no_end(damaged):
     command = [SCRIPT, "export", "--storage", damaged.uri, "--out", "-", "--format", "parquet"]
     failed = subprocess.run(command, capture_output=True, env=clean_environment(), check=False)
     assert failed.returncode == 4, failed.stderr
-    assert not failed.stdout.endswith(b"PAR1")
+    # the mark is at the begin and at the end of a whole file
+    assert failed.stdout.count(b"PAR1") < 2

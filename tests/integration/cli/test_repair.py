@@ -281,8 +281,8 @@ def test_a_check_leaves_out_entries_that_no_archived_segment_has(run_here, place
 
 def test_a_check_of_several_stores_is_refused_before_the_work(run_here, place, tmp_path):
     old = f"file://{place}/store"
-    more = ("--root", place / "root", "--storage", old, "--store-name", "c", "--archive-segments", "--wait")
-    assert run_here("ingest", place / "broker", *more).code == 0
+    more = ("--root", place / "root", "--storage", old, "--store-name", "c", "--restart", "--archive-segments")
+    assert run_here("ingest", place / "broker", *more, "--wait").code == 0
     done = run_here("rebuild", "--from", old, "--storage", f"file://{tmp_path}/new", "--check", "--json")
     assert (done.code, "--check" in done.error["message"]) == (2, True)
     assert not (tmp_path / "new").exists()
