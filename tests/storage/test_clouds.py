@@ -149,7 +149,7 @@ def test_the_hosts_that_renew_credentials_are_known(monkeypatch):
         assert "login.microsoftonline.us" in azure._hosts()
 
 
-def test_a_write_may_take_longer_than_the_limit_of_a_read(uri, google, monkeypatch):
+def test_a_long_write_may_take_longer_than_the_limit_of_a_read(uri, google, monkeypatch):
     """obstore counts the time in which it sends a body as a wait for the response."""
     monkeypatch.setattr("tiered_index.storage.clouds._READ_TIMEOUT_S", 1.0)
     answer = google.answer
@@ -160,9 +160,10 @@ def test_a_write_may_take_longer_than_the_limit_of_a_read(uri, google, monkeypat
         return answer(method, *request)
 
     monkeypatch.setattr(google, "answer", slow)
+    data = bytes(1 << 20)
     with open_storage(uri) as storage:
-        storage.put("a", b"data")
-        assert storage.get("a") == b"data"
+        storage.put("a", data)
+        assert storage.get("a") == data
     assert [request.split()[0] for request in google.requests] == ["PUT", "GET"]
 
 

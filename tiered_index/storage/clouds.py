@@ -52,7 +52,8 @@ _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _CHUNK_BYTES = 8 << 20
 # Seconds to wait for the next bytes of a response
 _READ_TIMEOUT_S = 30.0
-# The same for writes. obstore counts the time in which it sends the body, too
+# The same for bodies from this size on. obstore counts the time in which it sends the body, too
+_LONG_BYTES = 1 << 20
 _WRITE_TIMEOUT_S = 600.0
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AccountIsDisabled"}
@@ -307,9 +308,9 @@ class CloudStorage(BucketStorage):
     def _put(self, doing: str, name: str, key: str, data: Bytes, mode: str) -> str:
         """Store an object and return its tag."""
         body = data if isinstance(data, bytes) else bytes(data)
-        put = self._call(
-            doing, name, lambda module: module.put(self._writes, key, body, mode=mode, use_multipart=False)
-        )
+        # a lease or a log record must not wait for long
+        store = self._writes if len(body) >= _LONG_BYTES else self._store
+        put = self._call(doing, name, lambda module: module.put(store, key, body, mode=mode, use_multipart=False))
         return str(put["e_tag"])
 
     def _head(self, name: str, key: str) -> dict[str, Any]:

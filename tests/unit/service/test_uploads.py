@@ -491,3 +491,21 @@ def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_
     (begun,) = [file for file in index.files() if file.place == "unsealed"]
     assert begun.journal.log_number == number
     faulty.clear()
+
+
+class SlowParts(Slow):
+    """Each part takes 25 s."""
+
+    def upload_part(self, handle, number, data):
+        self.clock.advance(25)
+        self.states.append(writer_of(self.inner).state)
+        return self.inner.upload_part(handle, number, data)
+
+
+def test_an_upload_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
+    slow = SlowParts(storage, clock)
+    index = open_index("root", storage_backend=slow, lease_ttl_s=60, slots=2_000_000, upload_part_bytes=5 << 20)
+    index.put("t", 0, "k", 1, 1, T)
+    with plain_files():
+        upload(index)
+    assert slow.states == ["alive"] * 4

@@ -52,7 +52,7 @@ from tiered_index.service.lifecycle.context import (
     sealed_form,
 )
 from tiered_index.service.lifecycle.expiry import KnownStats, record_expiry, sweep
-from tiered_index.service.lifecycle.publication import Publication, abort_uploads, stored_file
+from tiered_index.service.lifecycle.publication import Publication, Upload, abort_uploads, stored_file
 from tiered_index.service.lifecycle.same_file import check_same
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
@@ -263,8 +263,15 @@ class Lifecycle:
 
     def _renew(self) -> None:
         """Renew the lease between two steps, because a round can take longer than its time to live."""
-        if "lease" not in self._failed:
-            self._step("lease", self._context.session.renew)
+        session = self._context.session
+
+        def renew() -> None:
+            # never in a folder that is not mounted, or in the storage of another index
+            session.log.check_end()
+            session.renew()
+
+        if "lease" not in self._failed and session.is_renewal_due:
+            self._step("lease", renew)
 
     def _claim(self) -> None:
         context, session = self._context, self._context.session
@@ -427,8 +434,14 @@ class Lifecycle:
                 raise
             return publication
         name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._context.config.upload_part_bytes
+
+        def fill(upload: Upload) -> None:
+            for start in range(0, len(data), part_bytes):
+                upload.write(data[start : start + part_bytes])
+                self._renew()
+
         self._publications[file_id] = publication = Publication.send(
-            session.log, name, lambda upload: upload.write(data), part_bytes, part_bytes, session.epoch
+            session.log, name, fill, part_bytes, part_bytes, session.epoch
         )
         return publication
 

@@ -200,9 +200,14 @@ class Lease:
         names = [info.name for info in own_objects(self.storage, LEASE_PREFIX)]
         self.storage.delete_many(name for name in names if name < lease_name(self.epoch, 1))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a third of its time has passed."""
+        return self.clock.monotonic_s() - self._renewed_s >= self.ttl_s / 3
+
     def renew(self) -> None:
         """Renew the lease if a third of its time has passed."""
-        if self.clock.monotonic_s() - self._renewed_s >= self.ttl_s / 3:
+        if self.is_due:
             self._write(released=False)
 
     def left_s(self) -> float:
@@ -338,6 +343,11 @@ class StorageSession:
         if state.epoch > self.epoch:
             raise fenced(self.storage.uri, state.epoch, self.epoch)
         return state
+
+    @property
+    def is_renewal_due(self) -> bool:
+        """Whether `renew` would renew the lease."""
+        return self._lease is not None and self.fenced is None and self._lease.is_due
 
     def renew(self) -> None:
         """Renew the lease if it is due."""

@@ -39,6 +39,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NOT_POSSIBLE = {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EISDIR}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+# the folder can't be opened, or its file system has no sync of folders
+_NO_SYNC = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def _typed(error: OSError, doing: str) -> StorageError | DiskFull:
@@ -89,9 +91,12 @@ class DurableFiles:
                 self.disk.make_folder(path)
                 self.disk.sync_folder(path.parent)
             if not missing:
-                # as below; the user of a root need not have the right to open its parent
-                with contextlib.suppress(PermissionError):
+                # as below; the parent of an existing root may be one that nobody can sync
+                try:
                     self.disk.sync_folder(folder.parent)
+                except OSError as error:
+                    if error.errno not in _NO_SYNC:
+                        raise
         else:
             _refuse_link(folder)
             self.make_folder(folder.parent)
