@@ -52,8 +52,8 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     build_h = entries / given["build"] / _HOUR_S
     merge_h = entries / given["merge"] / _HOUR_S
     puts = _puts(day_shards, stored, part) + _puts(objects, stored, part)
-    # one range of each day's table per piece, one directory for each task (a merged shard) and daily shard that
-    # overlap, one HEAD after each upload
+    # One range of each day's table per piece. One directory for each task (a merged shard) and daily shard that
+    # overlap. One HEAD after each upload.
     ranges = math.ceil(entries / given["entries a piece"]) * given["days a window, merged"]
     gets = ranges + 365 * (shards_a_day + shards_a_window - 1) + (day_shards + objects)
     writes_usd = puts * given["PUT"] / 1000 + gets * given["GET"] / 1000
@@ -107,10 +107,9 @@ _ARITHMETIC = {
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
     "objects at the year's end": "windows × ⌈plain bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "plain bytes ÷ slot group × bytes a directory entry ÷ 2^30",
-    "PUTs a year": "for each daily shard and object 1 if it is shorter than two parts, "
-    "else ⌊its bytes ÷ part⌋ + 2 to begin and complete the upload",
-    "GETs of merges a year": "⌈entries ÷ piece⌉ × days a window (ranges) + 365 × (shards a day + shards a window − 1) "
-    "(directories) + daily shards + objects (HEAD)",
+    "PUTs a year": "for each daily shard and object: 1 below two parts, else ⌊its bytes ÷ part⌋ + 2",
+    "GETs of merges a year": "ranges: ⌈entries ÷ piece⌉ × days a window; "
+    "directories: 365 × (shards a day + shards a window − 1); HEAD: daily shards + objects",
     "GETs a lookup of a day": "windows in range",
     "GETs a lookup of the year": "⌊365 ÷ days a window⌋ merged tables + days a window ÷ 2 daily tables, on average",
     "GETs a lookup of the year, not merged": "365 × files a day",

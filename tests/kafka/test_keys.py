@@ -116,3 +116,7 @@ def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found
 def test_a_function_that_jmespath_does_not_have_is_refused_at_once(path):
     with pytest.raises(InvalidArgument, match="can't be read as JMESPath"):
         Keys((f"json:{path}",))
+
+
+def test_a_rule_of_an_index_with_an_unknown_function_finds_no_key():
+    assert Keys(("json:lower(id)", "key"), are_new=False).take(record(b"k", b'{"id": "A"}')) == ["k"]

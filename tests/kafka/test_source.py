@@ -341,3 +341,12 @@ def test_puts_that_wait_are_no_silence_of_the_brokers(index, servers, producing,
                 taken += batch.messages
                 late_s[0] += 100.0 if batch.messages else 0.0
     assert taken == 40
+
+
+def test_records_of_a_partition_that_is_done_do_not_hide_the_silence_of_another(index, servers, producing, topic):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    with contextlib.closing(source_of(index, servers, topic)) as source:
+        source._heard_s = heard_s = time.monotonic() - 50.0
+        source._pending.append(source._passed(source._partitions[topic, 0], 1))
+        assert [batch.position for batch in source._hand_over()] == [1]
+        assert source._heard_s < heard_s + 10.0

@@ -26,7 +26,7 @@ from tiered_index.errors import (
     install_hint,
 )
 from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.storage.context import check_deadline
+from tiered_index.storage.context import check_deadline, remaining_s
 
 try:
     import confluent_kafka
@@ -359,8 +359,9 @@ class KafkaBroker:
         except StorageUnavailable as error:
             check_deadline(f"reading {where}")  # with more time it might have answered
             found: Exception = error
+            left_s = STEP_S if (left := remaining_s()) is None else min(STEP_S, max(left, 0.0))
             with contextlib.suppress(kafka.KafkaException):
-                if topic not in self.admin.list_topics(timeout=STEP_S).topics:
+                if topic not in self.admin.list_topics(timeout=left_s).topics:
                     found = Deleted(f"the cluster has no topic {topic}")
             self._away[place] = time.monotonic() + _AWAY_S, found
             raise found from None

@@ -48,7 +48,7 @@ class RecordsToErase:
         if request.keys and not told.isdisjoint(FUNCTION):
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
         before_s, sought = self.before_ms // 1000, set(request.keys)
-        keys = Keys(tuple(told - set(FUNCTION)) or ("key",))
+        keys = Keys(tuple(told - set(FUNCTION)) or ("key",), are_new=False)
         records = records_of(decode_columns(file))
         kept, others = [], list[str]()
         for record in records:

@@ -58,6 +58,8 @@ class Keys:
     without_key: int = 0
     no_json: int = 0
     no_json_first: list[str] = field(default_factory=list)
+    # False: the rules of an index or a file, where one may find no key
+    are_new: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         self._headers, self._paths = [], []
@@ -69,17 +71,17 @@ class Keys:
             elif kind == "header" and name:
                 self._headers.append(name)
             elif kind == "json" and name:
-                self._paths.append(self._compiled(name))
+                self._paths.append(self._compiled(name, check=self.are_new))
             else:
                 raise InvalidArgument(f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id")
 
     @staticmethod
-    def _compiled(path: str) -> Any:
+    def _compiled(path: str, *, check: bool) -> Any:
         if jmespath is None:
             raise ConfigError(f"--key json: needs the extra 'kafka' (jmespath is missing): {install_hint('kafka')}")
         try:
             found = jmespath.compile(path)
-            nodes = [found.parsed]
+            nodes = [found.parsed] if check else []
             while nodes:
                 node = nodes.pop()
                 nodes += [child for child in node["children"] if isinstance(child, dict)]

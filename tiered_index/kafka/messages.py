@@ -194,7 +194,7 @@ class KafkaMessages:
         return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
 
     def _carries(self, told: set[str], record: KafkaRecord, key: str) -> bool:
-        given = Keys(tuple(told - set(FUNCTION)) or ("key",))
+        given = Keys(tuple(told - set(FUNCTION)) or ("key",), are_new=False)
         if key in given.of(record):
             return True
         if not told.isdisjoint(FUNCTION) and self.function is None:

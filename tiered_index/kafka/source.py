@@ -482,7 +482,7 @@ class KafkaSource:
         if self.keys.function is not None:
             return self.keys
         given = {*self.keys.given, *keys_in(self.index.durable_positions())}
-        return Keys(tuple(given - {"function"}))
+        return Keys(tuple(given - {"function"}), are_new=False)
 
     def _newest_names(self) -> dict[Place, tuple[Name, int]]:
         newest: dict[Place, tuple[Name, int]] = {}
@@ -557,8 +557,10 @@ class KafkaSource:
         """Yield the batches that were read. If one is not put, it and the later ones stay pending."""
         while self._pending:
             partition, batch, newest_ms = self._pending[0]
+            begun_s = time.monotonic()
             yield batch
-            self._heard_s = time.monotonic()  # a put may wait for long
+            # a put may wait for long, and that is no silence of the brokers
+            self._heard_s += time.monotonic() - begun_s
             self._pending.popleft()
             partition.position = max(partition.position, batch.position)
             partition.newest_ms = newest_ms or partition.newest_ms

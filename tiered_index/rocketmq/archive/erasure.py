@@ -110,8 +110,8 @@ def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) ->
 class MessagePatches:
     """The patches that erase messages. Each iteration makes them again, because a segment may have millions.
 
-    `rows` (i64, n x 6 each) has for each message its position, its new sys flag, position and length of its body, and
-    begin and end of its properties.
+    `rows` (i64, n x 6 each) has a row for each message. Its columns: position of the message, new sys flag, position
+    and length of the body, begin and end of the properties.
     """
 
     rows: tuple[npt.NDArray[np.int64], ...]

@@ -385,7 +385,8 @@ class ReadOnlyBroker:
                 # clients read as many queues as a route has: a smaller number would hide messages
                 if self._counted_queues is None:
                     raise
-                return self._counted_queues[1]
+                # each try may take the whole time of a request, so the next one is later
+                counts = self._counted_queues[1]
             self._counted_queues = now_s, counts
         return self._counted_queues[1]
 
