@@ -121,6 +121,7 @@ $(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
 
 test-lowest: $(LOWEST)/.stamp ## test codecs and golden files on the lowest versions of dependencies that pyproject.toml declares
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
+	@$(LOWEST)/bin/python -c "import tiered_index.storage.s3.client, tiered_index.cli.main"
 
 test-cluster: $(VENV)/.stamp-test ## run Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_bench.py --durations=5 $(PYTEST_ARGS)

@@ -367,3 +367,17 @@ def test_a_log_that_ends_before_what_was_put_is_archived_to_its_end(
     with contextlib.closing(source_of(index, servers, topic)) as source:
         assert KafkaArchiver(source).finish() == 1
     assert offsets(index) == [(0, n) for n in range(30)]
+
+
+def test_a_clock_that_is_set_back_keeps_no_records_out_of_the_archive(index, servers, producing, topic):
+    producing.send(topic, packet(10))
+    archive(index, servers, topic)
+    producing.send(topic, packet(10, "later"))
+    source = source_of(index, servers, topic)
+    source.clock = ManualClock(SystemClock().now_ms() - 86_400_000)
+    archiver = KafkaArchiver(source, every_s=3_600)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        index.flush()
+        assert archiver.run_once() == 1
+    assert offsets(index) == [(0, n) for n in range(20)]

@@ -1,5 +1,7 @@
 """The usual mistakes in a set-up of S3: each is `StorageMisconfigured`, names the remedy, and shows no secret."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +120,10 @@ def test_a_prefix_shows_only_its_own(storage: S3Storage) -> None:
         with pytest.raises(ObjectNotFound):
             on.get("a")
     assert [info.name for info in storage.list()] == ["index/one/a"]
+
+
+def test_botocore_before_logins_is_enough() -> None:
+    without = "import boto3.session, botocore.exceptions as e; vars(e).pop('LoginError', None)"
+    script = f"{without}; import tiered_index.storage.s3.client"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -173,7 +173,8 @@ class KafkaArchiver:
         waiting = until - (archived_end(state, name.store) or 0)
         record_bytes = _WORTH_BYTES / _WORTH_RECORDS if last is None else last.size_bytes / (last.end - last.start)
         since_ms = self._begun_ms if last is None else last.published_ms
-        is_old = self._clock.now_ms() - since_ms >= self.every_s * 1000
+        # the absolute difference, so that a clock that is set back can't keep records out of the archive
+        is_old = abs(self._clock.now_ms() - since_ms) >= self.every_s * 1000
         return waiting > 0 and (is_old or waiting * record_bytes >= _WORTH_BYTES)
 
     def _archive_next(self, name: Name, until: int) -> bool:

@@ -451,3 +451,22 @@ def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(index, mon
     monkeypatch.setattr(LookupBatch, "_topic_places", property(lambda batch: Places(places(batch))))
     assert [[item.offset for item in one] for one in index.query_many([Lookup(topic="t", key="k")])] == [[1]]
     assert len(index.topics()) > 1
+
+
+def test_positions_alone_move_to_another_journal_once_there_are_many(open_index, clock, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.writing.appenders._POSITIONS", 3)
+    index = open_index("root", seal_after_s=100)
+    for position in range(1, 6):
+        index.put_batch(batch(0), "s", position)
+        index.flush()
+    folder = index.config.root / "unsealed"
+    (before,) = folder.glob("[0-9]*.journal")
+    clock.advance(100)
+    index.run_lifecycle()
+    assert index.durable_positions() == {"s": 5}
+    index.put_batch(batch(0), "s", 6)
+    index.flush()
+    (after,) = folder.glob("[0-9]*.journal")
+    assert after.name != before.name
+    index.abandon()
+    assert open_index("root").durable_positions() == {"s": 6}

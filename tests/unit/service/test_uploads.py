@@ -509,3 +509,23 @@ def test_an_upload_that_takes_longer_than_the_lease_renews_it(open_index, storag
     with plain_files():
         upload(index)
     assert slow.states == ["alive"] * 4
+
+
+class SlowListings(Slow):
+    """Each listing of four prefixes takes 25 s."""
+
+    def list(self, prefix="", *, start_after=""):
+        if prefix in ("checkpoint/", "epoch/", "data/", "segments/"):
+            self.clock.advance(25)
+            self.states.append(writer_of(self.inner).state)
+        return self.inner.list(prefix, start_after=start_after)
+
+
+def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
+    slow = SlowListings(storage, clock)
+    index = open_index("root", storage_backend=slow, lease_ttl_s=60, retention={"age_s": 3650 * 86_400})
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+    slow.states.clear()
+    index.run_lifecycle()
+    assert slow.states and set(slow.states) == {"alive"}

@@ -9,7 +9,7 @@ for the state before the record. Threads: any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -173,11 +173,17 @@ def record_expiry(
     return plans[-1]
 
 
-def sweep(storage: Storage, log: StorageLog, rule: Retention, *, delete: bool) -> Orphans:
-    """Find objects removed `grace_s` ago, and orphans older than a day and `grace_s`. `delete`: delete them."""
+def sweep(
+    storage: Storage, log: StorageLog, rule: Retention, *, delete: bool, beat: Callable[[], object] = lambda: None
+) -> Orphans:
+    """Find objects removed `grace_s` ago, and orphans older than a day and `grace_s`. `delete`: delete them.
+
+    `beat` is called again and again meanwhile.
+    """
     # even with a short grace, a job may publish an object that it uploaded hours ago
-    found = find_orphans(storage, log, older_than_s=max(rule.grace_s, _UNNAMED_S), removed_s=rule.grace_s)
-    return delete_orphans(storage, found) if delete else found
+    older_than_s = max(rule.grace_s, _UNNAMED_S)
+    found = find_orphans(storage, log, older_than_s=older_than_s, removed_s=rule.grace_s, beat=beat)
+    return delete_orphans(storage, found, beat) if delete else found
 
 
 class KnownStats:

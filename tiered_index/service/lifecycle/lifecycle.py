@@ -304,7 +304,8 @@ class Lifecycle:
             context.deletions.before()
             self._expired = session.expired
         if is_due and now_s >= self._sweep_s:
-            sweep(session.storage, session.log, rule, delete=True)
+            # it lists the whole log, which takes longer than the lease lives in an index of years
+            sweep(session.storage, session.log, rule, delete=True, beat=self._renew)
             self._sweep_s = now_s + _SWEEP_EVERY_S
         if is_due:
             self._expire_s = now_s + _EXPIRE_EVERY_S

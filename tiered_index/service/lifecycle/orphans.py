@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -37,6 +36,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage, UploadHandle
 
 Named = TypeVar("Named", bound=StoredObject | ArchivedSegment)
+Item = TypeVar("Item")
 _AT_ONCE = 1000
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
@@ -60,12 +60,18 @@ class Orphans:
 
 
 def find_orphans(
-    storage: Storage, log: StorageLog, *, older_than_s: float = 86400.0, removed_s: float | None = None
+    storage: Storage,
+    log: StorageLog,
+    *,
+    older_than_s: float = 86400.0,
+    removed_s: float | None = None,
+    beat: Callable[[], object] = lambda: None,
 ) -> Orphans:
     """Return objects that the log does not name and that are older than `older_than_s`.
 
     Objects that records removed `removed_s` ago are included (None: `older_than_s` ago). Ages are by the storage's
-    clock, because hosts' clocks differ. Raises `InvalidArgument`, and the errors of the storage.
+    clock, because hosts' clocks differ. `beat` is called again and again meanwhile. Raises `InvalidArgument`, and the
+    errors of the storage.
     """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
@@ -74,7 +80,10 @@ def find_orphans(
     now_ms = storage.now_ms()
     before_ms = now_ms - round(older_than_s * 1000)
     foreign: list[ObjectInfo] = []
-    own = partial(own_objects, storage, foreign=foreign.append)
+
+    def own(prefix: str) -> Iterator[ObjectInfo]:
+        return _beating(own_objects(storage, prefix, foreign=foreign.append), beat)
+
     for prefix in _KEPT:
         deque(own(prefix), 0)
     # most objects are named now: they are dropped while they are listed, so that memory does not grow with them
@@ -89,13 +98,14 @@ def find_orphans(
     ]
     # the log after the listing, so that objects that are published meanwhile are known
     state = log.refresh()
-    removed = {number: log.record(number).remove for number in log.numbers_since(state.number, before_ms)}
+    recent = _beating(log.numbers_since(state.number, before_ms), beat)
+    removed = {number: log.record(number).remove for number in recent}
     over: set[str] = set()
     if removed_s is not None and removed_s < older_than_s:
         since_ms = now_ms - round(removed_s * 1000)
         young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
         over = {name for number in removed.keys() - young for name in removed.pop(number)}
-    listed += _infos(storage, [name for name in over if _names_object(known, name)])
+    listed += _infos(storage, _beating([name for name in over if _names_object(known, name)], beat))
     listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
     young_removed = {name for names in removed.values() for name in names}
     waiting = _waiting(log, state, tickets, before_ms)
@@ -111,11 +121,14 @@ def find_orphans(
     return Orphans(orphaned, tuple(uploads), log, strange)
 
 
-def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
-    """Delete the orphans that still no record or ticket names. Return them. Raises the errors of the storage."""
+def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object] = lambda: None) -> Orphans:
+    """Delete the orphans that still no record or ticket names. Return them. Raises the errors of the storage.
+
+    `beat` is called again and again meanwhile.
+    """
     deleted: list[ObjectInfo] = []
     doomed = {info.name for info in orphans.objects}
-    for start in range(0, len(orphans.objects), _AT_ONCE):
+    for start in _beating(range(0, len(orphans.objects), _AT_ONCE), beat):
         batch = orphans.objects[start : start + _AT_ONCE]
         asked: set[str] = set()
         if any(info.name.startswith(STAGING_PREFIX) for info in batch):
@@ -129,9 +142,17 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
         ]
         storage.delete_many([info.name for info in gone])
         deleted += gone
-    for handle in orphans.uploads:
+    for handle in _beating(orphans.uploads, beat):
         storage.abort_upload(handle)
     return replace(orphans, objects=tuple(deleted))
+
+
+def _beating(items: Iterable[Item], beat: Callable[[], object]) -> Iterator[Item]:
+    """Yield the items. Call `beat` before each, and at the end."""
+    for item in items:
+        beat()
+        yield item
+    beat()
 
 
 def _names_object(state: LogState, name: str) -> bool:

@@ -33,6 +33,8 @@ MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)
 # entries of one append: bounds the memory of a flush to about 40 MiB
 _BATCH = 1 << 19
+# the most records of a journal without entries: then another file takes over its positions
+_POSITIONS = 1 << 12
 
 
 @dataclass
@@ -241,8 +243,10 @@ class Appender:
                 self.trouble = None
 
     def roll(self) -> None:
-        """Seal the active file, if it has entries."""
-        if self.active is not None and (self.active.count or self.active.failed):
+        """Seal the active file, if it has entries. Without entries, give it up if its journal is long."""
+        if self.active is not None and (
+            self.active.count or self.active.failed or len(self.active.journal.batches) > _POSITIONS
+        ):
             self._end(self.active)
 
     def _end(self, file: UnsealedFile) -> None:

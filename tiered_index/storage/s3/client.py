@@ -107,7 +107,8 @@ _NO_CREDENTIALS = (
     boto.TokenRetrievalError,
     boto.NoAuthTokenError,
     boto.SSOError,
-    boto.LoginError,
+    # botocore before 1.41 has no logins
+    *([boto.LoginError] if hasattr(boto, "LoginError") else []),
     boto.UnknownCredentialError,
     boto.RefreshWithMFAUnsupportedError,
 )
