@@ -316,3 +316,15 @@ def check_examples(client):
             checked.add(path)
     without = {"/v1/browse", "/v1/messages", "/v1/messages/{id}", "/v1/verify/{id}", "/v1/history", "/metrics"}
     assert checked == described["paths"].keys() - without
+
+
+def test_a_stream_counts_the_entries_that_it_left_out(tmp_path):
+    with index_in(tmp_path) as index, serving(index) as client:
+        for size in (10, 11):
+            index.put("orders", 0, "k", 0, size, 1_762_000_000_000)
+        index.flush()
+        asked = {"topic": "orders", "key": "k"}
+        lines = client.get("/v1/query", params=asked, headers=NDJSON).text.splitlines()
+        whole = client.get("/v1/query", params=asked).json()
+    assert len(lines) == 2 and whole["explain"]["folded_entries"] == 1
+    assert json.loads(lines[-1])["explain"]["folded_entries"] == 1

@@ -205,7 +205,8 @@ def test_shown_results_can_be_saved(opened, shop):
         saved[kind] = began.value.path().read_text()
     lines = [json.loads(line) for line in saved["NDJSON"].splitlines()]
     assert {one["message"]["body"] for one in lines} == {FORMULA, *(f"amount {n} EUR" for n in range(39))}
-    assert {one["state"] for one in lines} == {"local"} and lines[0]["size"] <= lines[-1]["size"]
+    assert {one["state"] for one in lines} == {"local"}
+    assert lines[0]["item"]["size"] <= lines[-1]["item"]["size"]
     head, *table = csv.reader(io.StringIO(saved["CSV"]))
     assert head == ["Message of (UTC)", "Queue", "Offset", "Size", "Tags", "Message id", "Keys", "Body"]
     assert [int(row[3]) for row in table] == sorted(int(row[3]) for row in table)
@@ -228,7 +229,7 @@ def test_a_save_waits_for_messages_that_are_still_read(opened, shop):
             expect(status(page)).to_have_text("1 entry: the answer is complete.")
             while held:
                 held.pop().continue_()
-        assert began.value.suggested_filename == f"7.{kind.lower()}"
+        assert began.value.suggested_filename == f"7-part.{kind.lower()}"
         text = began.value.path().read_text()
         assert all(f"amount {n} EUR" in text for n in range(15, 39)), text
         assert "Topic" not in text.splitlines()[0]
@@ -602,3 +603,71 @@ def test_no_cell_of_a_saved_table_is_a_formula(opened, shop):
     assert [row[0] for row in table] == list(guarded.values())
     # a spreadsheet that splits at semicolons or tabs sees the same cells
     assert all(line.startswith(("'", '"')) or not set(";\t") & set(line) for line in text.split("\r\n"))
+
+
+def test_a_message_on_a_page_that_was_not_read_is_not_known(opened, shop):
+    page = opened(shop[0])
+    full = {"messages": [], "status": "truncated", "cursor": "more", "failed": [], "collisions": 0}
+    page.route("**/v1/messages?*", answering(json.dumps(full)))
+    search(page, "orders", "order-3")
+    expect(rows(page)).to_contain_text("not known")
+
+
+def test_a_column_may_be_named_state_or_message(opened, shop):
+    page = opened(shop[0])
+    item = {"topic": "orders", "state": 7, "message": "ab"}
+    text = page.evaluate(
+        """async (item) => { const { ndjson } = await import('./results.js');
+        return ndjson([{ ...item, found: { state: "local", message: null } }]); }""",
+        item,
+    )
+    assert json.loads(text) == {"item": item, "state": "local", "message": None}
+
+
+def test_a_message_by_its_id_has_no_neighbours(opened, shop):
+    page = opened(shop[0], "#search?topic=orders&key=7")
+    rows(page).first.get_by_role("button").click()
+    expect(page.get_by_role("button", name="Next message")).to_be_visible()
+    # a search that is still under way
+    page.route("**/v1/query?*", lambda route: None)
+    page.goto(f"{shop[0]}/console/#search?topic=orders&key=order-1")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.goto(f"{shop[0]}/console/#search?id={shop[1][0].offset_msg_id}")
+    expect(page.locator("#message .state")).to_contain_text("read from the store’s own files")
+    for name in ("Stop", "Next message", "Previous message"):
+        expect(page.get_by_role("button", name=name)).to_be_hidden()
+
+
+def test_long_offsets_are_sorted_as_numbers(opened, shop):
+    page = opened(shop[0])
+    given = ["10000000000000000", "9007199254740993", 5]
+    found = page.evaluate(
+        """async (given) => { const { NUMBER, Table, column } = await import('./page.js');
+        const table = new Table(document.createElement("div"), "", [column("Offset", "offset", String, NUMBER)]);
+        table.show(given.map((offset) => ({ offset })));
+        table.sort("Offset");
+        return table.ordered().map(({ offset }) => offset); }""",
+        given,
+    )
+    assert found == given[::-1]
+
+
+def test_a_filter_over_several_topics_counts_its_requests(opened, shop):
+    page = opened(shop[0])
+
+    def costly(route):
+        answer = route.fetch().json()
+        answer["explain"]["requests"] = 7
+        route.fulfill(json=answer)
+
+    page.route("**/v1/messages?*", costly)
+    page.goto(f"{shop[0]}/console/#search?topic=order*&key=7&having=returned")
+    expect(status(page)).to_have_text("3 entries with “returned”: the answer is complete.")
+    expect(page.locator("#explain-sums")).to_contain_text("14 requests")
+
+
+def test_further_messages_of_an_id_are_named(opened, shop):
+    page = opened(shop[0])
+    page.route("**/v1/messages/*", lambda route: route.fulfill(json=route.fetch().json() | {"cursor": "more"}))
+    page.goto(f"{shop[0]}/console/#search?id={shop[1][0].offset_msg_id}")
+    expect(page.locator("#message")).to_contain_text("More messages have this id.")

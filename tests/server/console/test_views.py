@@ -284,3 +284,91 @@ def test_the_pictures_of_the_docs(opened, service, an_hour, tmp_path):
     page.screenshot(path=folder / "console-health.png", clip={"x": 0, "y": 0, "width": 1040, "height": 700})
     for image in ("console-search.png", "console-files.png", "console-health.png"):
         assert 5_000 < (folder / image).stat().st_size < 300_000
+
+
+def test_another_token_shows_nothing_of_the_one_before(opened, made, tmp_path):
+    path = tmp_path / "tokens.json"
+    every, some = add_token(path, "every", "read", None), add_token(path, "some", "read", ["pay"])
+    with serving(made.index, tokens=path) as client:
+        page = opened(str(client.base_url), f"#token={every}&search?topic=orders&key=order-4711")
+        expect(rows(page)).to_have_count(1)
+        # as after a revocation
+        page.evaluate("sessionStorage.setItem('tiered-index-token', 'ti_ended')")
+        page.get_by_role("link", name="Cost").click()
+        page.get_by_label("Token", exact=True).fill(some)
+        page.keyboard.press("Enter")
+        expect(page.locator("#cost-table tbody tr")).to_have_count(1)
+        page.get_by_role("link", name="Search").click()
+        expect(page.locator("#search-view")).to_be_visible()
+        expect(rows(page)).to_have_count(0)
+
+
+def test_a_proxy_that_answers_for_the_service_does_not_make_it_ready(opened, service):
+    page = opened(service)
+    expect(page.locator("#ready")).to_have_text("ready")
+    page.route("**/readyz", lambda route: route.fulfill(status=503, json={"message": "no upstream"}))
+    page.get_by_role("link", name="Health").click()
+    expect(page.locator("#ready")).to_have_text("not ready: it can’t be reached")
+    expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
+
+
+def test_a_figure_that_is_not_reported_any_more_is_not_shown(opened, service, an_hour):
+    document = an_hour.document()
+    page = opened(service)
+    page.route("**/v1/history", lambda route: route.fulfill(json=document))
+    page.get_by_role("link", name="Health").click()
+    lag = page.locator("#history figure").filter(has_text="Lag behind the source")
+    expect(lag).to_be_visible()
+    assert document["figures"].pop(0)["title"] == "Lag behind the source"
+    page.get_by_role("link", name="Files").click()
+    page.get_by_role("link", name="Health").click()
+    expect(lag).to_be_hidden()
+    expect(page.locator("#history figure").filter(has_text="Lease left")).to_be_visible()
+
+
+def test_a_search_leaves_the_focus_in_its_form(opened, service):
+    page = opened(service, "#search?topic=orders&key=order-4711")
+    button = rows(page).get_by_role("button")
+    button.click()
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    key = page.get_by_label("Key", exact=True)
+    key.fill("order-text")
+    key.press("Enter")
+    expect(rows(page)).to_contain_text("kein JSON")
+    expect(key).to_be_focused()
+
+
+def test_freshness_is_shown_at_once_after_an_error(opened, service):
+    page = opened(service)
+    page.route("**/v1/topics?begin_ms=*", lambda route: route.fulfill(status=502, json={}))
+    page.get_by_role("link", name="Health").click()
+    expect(page.locator("#fresh").get_by_role("alert")).to_be_visible()
+    expect(page.locator("#history figure").first).to_be_visible()
+    page.unroute("**/v1/topics?begin_ms=*")
+    page.get_by_role("link", name="Files").click()
+    with page.expect_request("**/v1/history"):
+        page.get_by_role("link", name="Health").click()
+    # the page asks for the figures after it has shown the freshness
+    assert "answers have all flushed entries" in page.locator("#fresh").inner_text()
+
+
+def test_a_refresh_of_the_files_says_nothing_again(opened, service, ten_thousand_files):
+    page = opened(service, "#files")
+    expect(page.locator("#files-table")).to_contain_text("1 to 25 of 10,000")
+    page.evaluate(
+        """() => { window.row = document.querySelector("#files-table tbody tr"); window.written = 0;
+        const said = document.querySelector("#files-table [role=status]");
+        new MutationObserver(() => { window.written += 1; }).observe(said, { childList: true, subtree: true }); }"""
+    )
+    # a refresh at once
+    for _ in range(2):
+        page.get_by_role("button", name="Pause").click()
+    page.wait_for_function("!window.row.isConnected")
+    assert page.evaluate("window.written") == 0
+
+
+def test_an_unknown_address_shows_the_search(opened, service):
+    for name in ("nothing", "toString"):
+        page = opened(service, f"#{name}")
+        expect(page.get_by_role("heading", name="Which messages carry this key?")).to_be_visible()

@@ -1,4 +1,4 @@
-// Charts on a time axis (UTC), by uPlot: files as bars in lanes, and a line. Tables show the same data.
+// Charts on a time axis (UTC), by uPlot: files as bars in lanes, and a line. Tables show the files, too.
 /* global uPlot */
 import { counted, isTimed, make, time } from "./page.js";
 

@@ -33,8 +33,9 @@ export function leave() {
 
 // Shows in the page's head whether the service is ready and has problems; returns the reasons and the problems.
 export async function ready() {
-  const state = await json("readyz", {}, { also: [503] }).catch(() => ({ reasons: [UNREACHED] }));
-  const { reasons, problems = [] } = state;
+  // a proxy may answer in place of a service that restarts
+  const state = await json("readyz", {}, { also: [503] }).catch(() => null);
+  const { reasons = [UNREACHED], problems = [] } = state ?? {};
   const said = find("ready");
   const now = reasons.length ? `not ready: ${reasons[0]}` : problems.length ? `problem: ${problems[0]}` : "ready";
   // a screen reader would read a status again if it were written again
@@ -61,6 +62,7 @@ export async function show() {
   await part("fresh", async () => {
     const { freshness } = await json("v1/topics", { begin_ms: NEVER_MS, allow_partial: true });
     const beside = "The service reads the writer’s files: answers have all flushed entries.";
+    tell(find("fresh"), null);
     find("fresh").replaceChildren(...(freshness.length ? freshness.map(published) : [make("p", {}, beside)]));
   });
   await part("history-said", async () => history(await json("v1/history")));
@@ -94,6 +96,9 @@ function published({ source, as_of_ms: ms, not_asked: why }) {
 
 function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
   find("no-figures").hidden = figures.length > 0;
+  // a service that restarted may lack some figures
+  const told = new Set(figures.map(({ title }) => title));
+  for (const [title, { box }] of charts) box.hidden = !told.has(title);
   for (const figure of figures) {
     if (!charts.has(figure.title)) charts.set(figure.title, boxOf(figure));
     const { box, now, verdict, line } = charts.get(figure.title);

@@ -45,7 +45,7 @@ async function show() {
   const mine = (turn += 1);
   if (!(await learn()) || mine !== turn) return;
   const [name, params] = location.hash.slice(1).split(/\?(.*)/s);
-  const view = name in VIEWS && !(isScoped && WHOLE.includes(name)) ? name : "search";
+  const view = Object.hasOwn(VIEWS, name) && !(isScoped && WHOLE.includes(name)) ? name : "search";
   stored.leave();
   health.leave();
   find("token-view").hidden = true;
@@ -83,7 +83,8 @@ find("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   token.set(find("token").value.trim());
   find("token").value = "";
-  show();
+  // the page may have data that another token may not see
+  if (shown) location.reload(); else show();
 });
 find("sign-out").addEventListener("click", () => {
   token.forget();

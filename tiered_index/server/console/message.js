@@ -58,13 +58,18 @@ export async function showEntry(item, { topic, key }, from) {
 }
 
 // Shows the message at the place that an id names, or with a topic the messages of a unique key.
-export const showId = (id, topic, from) =>
-  open(from, async () => (await json(`v1/messages/${encodeURIComponent(id)}`, { topic, body: "hex" })).messages);
+export const showId = (id, topic, from) => open(from, async () => {
+  const { messages, cursor } = await json(`v1/messages/${encodeURIComponent(id)}`, { topic, body: "hex" });
+  const rest = { state: "not known", item: null, message: null, problem: "More messages have this id." };
+  return cursor === null ? messages : [...messages, rest];
+});
 
 export function close() {
   opened += 1;
+  const hasFocus = find("message").contains(document.activeElement);
   find("message").hidden = true;
-  opener?.isConnected && opener.focus();
+  // the focus of a form stays where it is
+  if (hasFocus && opener?.isConnected) opener.focus();
 }
 
 async function open(from, read) {

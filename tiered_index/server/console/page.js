@@ -164,7 +164,9 @@ export class Table {
     if (focus === this.back && focus.disabled) this.on.focus();
     const total = this.rows.length;
     const range = `${count(Math.min(first + 1, total))} to ${count(Math.min(first + ROWS, total))}`;
-    this.said.textContent = `${range} of ${count(total)}${this.more ? " so far" : ""}`;
+    const said = `${range} of ${count(total)}${this.more ? " so far" : ""}`;
+    // a screen reader would read a status again if it were written again
+    if (this.said.textContent !== said) this.said.textContent = said;
     this.drawn(inView);
   }
 
@@ -175,8 +177,11 @@ export class Table {
   }
 
   ordered() {
-    const by = this.columns.find(({ title }) => title === this.sorted)?.by;
-    if (!by) return this.rows;
+    const { by: of, number } = this.columns.find(({ title }) => title === this.sorted) ?? {};
+    if (!of) return this.rows;
+    // texts of integers that a JavaScript number would round
+    const isText = (value) => number && typeof value === "string" && /^-?\d+$/.test(value);
+    const by = (row) => (isText(of(row)) ? BigInt(of(row)) : of(row));
     const sign = this.descending ? -1 : 1;
     return [...this.rows].sort((a, b) => sign * (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0));
   }

@@ -42,7 +42,13 @@ export async function fill(rows, key) {
     if (!await take(left, asked(...range), MORE_PAGES + some.length / size, failed)) {
       // entries that are not sorted by time may have distant times: read each second
       for (const at of new Set([...left.values()].map((row) => row.timestamp_ms))) {
-        await take(left, asked(at, at), MORE_PAGES, failed);
+        if (await take(left, asked(at, at), MORE_PAGES, failed)) continue;
+        // this second has too many messages of the key
+        for (const [place, row] of left) {
+          if (row.timestamp_ms !== at) continue;
+          row.found = { state: "not known", message: null };
+          left.delete(place);
+        }
       }
     }
     // a file that could not be read may have them
@@ -103,7 +109,7 @@ export function timed(ms, shown) {
 }
 
 export const ndjson = (rows) => rows.map(({ found, asked: _, ...item }) =>
-  `${JSON.stringify({ ...item, state: found?.state ?? null, message: messageOf({ found }) ?? null })}\n`).join("");
+  `${JSON.stringify({ item, state: found?.state ?? null, message: messageOf({ found }) ?? null })}\n`).join("");
 
 // The places where a spreadsheet can begin a formula: the start of a cell, or after a character that can end a cell.
 const FORMULA = /^(?=\s*[=+\-@\t\r\n＝＋－＠])|(?<=[;\t\r\n])(?=[^\S\t\r\n]*[=+\-@＝＋－＠])/g;

@@ -40,6 +40,8 @@ let items = [];
 let known, cursor, partial, reports, sums, chosen;
 // missing parts of the answers so far: files by name, files of single messages, lost files
 let missed, unread, lost, isPartial;
+// whether the search has all its entries
+let isWhole = false;
 let stopping = null;
 let table, chart, files, suggested;
 
@@ -56,14 +58,14 @@ export function start() {
   ]);
   find("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    const given = Object.fromEntries(NAMES.map((name) => [name, event.target.elements[name].value]));
+    const given = Object.fromEntries(NAMES.map((name) => [name, entered(name)]));
     // "Tuesday" means the whole day
     if (isDay(given.begin_ms) && !given.end_ms.trim()) given.end_ms = given.begin_ms;
     // a filter applies to the present results only
     if (given.topic !== asked.topic || given.key !== asked.key) given.having = "";
     given.begin_ms = moment(given.begin_ms);
     given.end_ms = moment(given.end_ms, { isEnd: true });
-    go(Object.entries(given), search);
+    go(Object.entries(given), () => search(new URLSearchParams(given)));
   });
   find("id-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -134,6 +136,7 @@ function go(named, ask) {
 
 function showId() {
   forget();
+  neighbours();
   find("filter").hidden = true;
   find("status").textContent = "";
   message.showId(find("message-id").value, find("id-topic").value, find("message-id"));
@@ -153,7 +156,7 @@ export function show(params) {
   const isNew = NAMES.some((name) => (params.get(name) ?? "") !== (asked[name] ?? "")) || !items.length;
   for (const name of NAMES) find("search-form").elements[name].value = params.get(name) ?? "";
   find("within").value = "";
-  if (isNew) search();
+  if (isNew) search(params);
   // the entries stay if only the open message changes
   else message.close();
   if (params.has("at")) openAt(params.get("at"), single() || params.get("of"), find("topic"));
@@ -178,12 +181,20 @@ function forget() {
   message.close();
   tell(find("said"), null);
   find("missing").replaceChildren();
-  for (const id of ["entries", "explain", "every"]) find(id).hidden = true;
+  for (const id of ["entries", "explain", "every", "stop"]) find(id).hidden = true;
 }
 
-function search() {
+// Returns the text of a field. A field drops line breaks: if it is unchanged, it has the text of the last search.
+function entered(name) {
+  const { value } = find("search-form").elements[name];
+  const before = asked[name] ?? "";
+  return value === before.replace(/[\r\n]/g, "") ? before : value;
+}
+
+function search(params) {
   forget();
-  asked = Object.fromEntries(NAMES.map((name) => [name, find("search-form").elements[name].value]));
+  asked = Object.fromEntries(NAMES.map((name) => [name, params.get(name) ?? ""]));
+  for (const name of NAMES) find("search-form").elements[name].value = asked[name];
   if (single()) read(false);
   else readEverywhere();
 }
@@ -205,6 +216,7 @@ async function readEverywhere() {
   const mine = (stopping = new AbortController());
   find("answer").hidden = find("stop").hidden = false;
   find("status").textContent = "Searching…";
+  isWhole = false;
   table.more = null;
   try {
     const { topics: all, status, failed } = await json("v1/topics", { allow_partial: true }, { signal: mine.signal });
@@ -252,9 +264,10 @@ const filtered = () => ({ ...times(), key: asked.key, contains: asked.having, ma
 async function narrow(whole, topics, signal) {
   for (const [n, answer] of whole.results.entries()) {
     if (!answer.items.length) continue;
-    const more = { topic: topics[n].topic, allow_partial: true };
+    const more = { topic: topics[n].topic, allow_partial: true, explain: true };
     const some = await json("v1/messages", { ...filtered(), ...more }, { signal });
     Object.assign(answer, { items: rowsOf(some), cursor: some.cursor });
+    explain(some.explain);
     whole.failed.push(...some.failed);
     if (some.status === "partial") whole.status = "partial";
   }
@@ -280,6 +293,7 @@ async function read(every) {
   find("answer").hidden = find("stop").hidden = false;
   find("every").hidden = true;
   find("status").textContent = "Searching…";
+  isWhole = false;
   table.more = null;
   let end = null;
   let waiting = 0;
@@ -304,7 +318,11 @@ async function read(every) {
       else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);
     }
     if (!end) throw brokeOff();
-    if (end.error) throw new Problem(end.error);
+    if (end.error) {
+      // the next read continues behind the entries that came
+      [cursor, known] = [end.cursor, items.length];
+      throw new Problem(end.error);
+    }
     [cursor, known] = [end.cursor, items.length];
     explain(end.explain);
     conclude(end);
@@ -328,10 +346,11 @@ function fail(problem, every) {
     tell(find("said"), null);
     items.length = known;
     partial = allowed;
-    read(every);
+    if (single()) read(every); else readEverywhere();
   };
   const button = (text, allowed) => make("button", { type: "button", onclick: () => again(allowed) }, text);
-  const may = !partial && [422, 502].includes(problem.status);
+  // a search of several topics shows what can be read anyway
+  const may = single() && !partial && [422, 502].includes(problem.status);
   // use the form's names and times in place of the service's parameters
   problem.message = problem.message.replace(/\b(begin|end)_ms\b(?: (-?\d+)\b)?/g, (_, side, ms) =>
     [side === "begin" ? "From" : "To", ...(ms ? [time(ms)] : [])].join(" "));
@@ -343,6 +362,7 @@ function fail(problem, every) {
 // Adds a request's cost and reports. A file has one report for all requests: it is "read" if any of them read it.
 function explain(more) {
   for (const name of COSTS) sums[name] += more[name] ?? 0;
+  sums.folded = (sums.folded ?? 0) + (more.folded_entries ?? 0);
   for (const report of more.files ?? []) {
     const id = `${report.source ?? ""} ${report.file}`;
     const before = reports.get(id);
@@ -409,6 +429,7 @@ function conclude(end) {
     partial: items.length ? ", and some may be missing." : " in the files that could be read; others may have some.",
   };
   find("status").textContent = said + how[isPartial ? "partial" : end.status];
+  isWhole = !isPartial && end.status === "complete";
   find("every").hidden = cursor === null;
   table.more = cursor === null ? null : () => read(false);
   const notes = [];
@@ -427,10 +448,12 @@ function conclude(end) {
       if (isPadded) notes.push(`The ${name} begins or ends with a space.`);
     }
   }
+  if (/[\r\n]/.test(asked.key)) notes.push("The key has line breaks, which its field does not show.");
   if (expired !== null) notes.push(`Entries before ${time(expired)} have expired.`);
   for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be read: ${why}`);
   const unsearched = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
   if (unsearched) notes.push(`${counted(unsearched, "message")} of these can’t be read, and may not have the text.`);
+  if (sums.folded) notes.push(`${entries(sums.folded)} left out: topic, queue and offset of a newer answer.`);
   find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
   // the service reads a number of messages at once; perhaps none of them has the text
   if (!items.length && cursor !== null) find("said").append(make("p", { class: "buttons" },
@@ -533,9 +556,9 @@ async function move(id, step) {
 async function save(kind, made) {
   // a new search may begin before all messages are read
   const rows = [...table.ordered()];
-  const { key } = asked;
+  const name = `${asked.key.replace(/[^\w.-]+/g, "_").slice(0, 100)}${isWhole ? "" : "-part"}.${kind}`;
   const columns = columnsOf(items);
   tellApart(rows);
   await Promise.all(rows.map((row) => row.asked));
-  message.download(made(rows, columns), `${key.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${kind}`);
+  message.download(made(rows, columns), name);
 }

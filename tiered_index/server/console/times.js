@@ -39,11 +39,14 @@ export function moment(given, { isEnd = false, local = isLocal() } = {}) {
     const [year, month, date] = day;
     return iso(isEnd ? milliseconds([year, month, date + 1], local) - 1000 : milliseconds(day, local));
   }
-  const parts = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d)(?::(\d\d))?$/.exec(text)?.slice(1).map((part) => Number(part ?? 0));
+  const parts = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d+))?)?)?$/.exec(text)?.slice(1);
   if (!parts) return text;
-  parts[1] -= 1;
-  if (!isReal(text, parts)) return text;
-  return iso(milliseconds(parts, local));
+  const fraction = parts.pop();
+  const numbers = parts.map((part) => Number(part ?? 0));
+  numbers[1] -= 1;
+  if (!isReal(text.slice(0, 19), numbers)) return text;
+  const found = iso(milliseconds(numbers, local));
+  return fraction ? found.replace("Z", `.${fraction}Z`) : found;
 }
 
 // Returns a moment in the browser's time zone; an empty text if that is UTC.

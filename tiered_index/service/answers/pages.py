@@ -19,7 +19,8 @@ class PageTotals:
         self.count = 0
         self.is_partial = False
         self.failed: dict[tuple[str | None, str], FileReport] = {}
-        self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
+        names = "requests", "bytes", "cost_usd", "elapsed_ms", "folded_entries"
+        self._costs: dict[str, float] = dict.fromkeys(names, 0)
         self._seen = Provenance()
 
     def add(self, page: R) -> R:
