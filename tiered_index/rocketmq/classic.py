@@ -136,10 +136,21 @@ def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) ->
             return False
         heads[late] = before
     used = np.flatnonzero(heads)
-    # brokers before mid-2020 counted a slot for each entry
     if not (header.index_count > 1) <= len(used) <= header.slots_in_use < header.index_count:
         return False
-    return bool((items["key_hash"][heads[used] - 1] % geometry.slots == used).all())
+    if (items["key_hash"][heads[used] - 1] % geometry.slots != used).any():
+        return False
+    # brokers before mid-2020 counted a slot for each entry; then all entries have to prove the geometry
+    return len(used) == header.slots_in_use or _are_chains(_entries(data, geometry, header), geometry.slots)
+
+
+def _are_chains(entries: npt.NDArray[np.void], slots: int) -> bool:
+    """Return whether each entry names the one before it in its slot, or 0."""
+    slot = entries["key_hash"].astype(np.int64) % slots
+    order = np.argsort(slot, kind="stable")
+    before = np.zeros(len(order), np.int64)
+    before[1:] = np.where(slot[order[1:]] == slot[order[:-1]], order[:-1] + 1, 0)
+    return bool((entries["previous"][order] == before).all())
 
 
 def _entries(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> npt.NDArray[np.void]:

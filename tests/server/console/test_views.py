@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 
 from tests.server.conftest import index_in, published, serving
 from tests.server.console.pages import check_access, drawn, fits, rows, search, status
+from tests.support.hanging import until
 from tiered_index import IndexReader
 from tiered_index.server.tokens import add_token
 
@@ -364,7 +365,7 @@ def test_a_refresh_of_the_files_says_nothing_again(opened, service, ten_thousand
     # a refresh at once
     for _ in range(2):
         page.get_by_role("button", name="Pause").click()
-    page.wait_for_function("!window.row.isConnected")
+    until(lambda: not page.evaluate("window.row.isConnected"))
     assert page.evaluate("window.written") == 0
 
 

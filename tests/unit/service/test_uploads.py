@@ -17,6 +17,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
+from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.lifecycle.publication import Upload, stored_file
 from tiered_index.service.log.log import StorageLog
@@ -517,13 +518,14 @@ class SlowListings(Slow):
     def list(self, prefix="", *, start_after=""):
         if prefix in ("checkpoint/", "epoch/", "data/", "segments/"):
             self.clock.advance(25)
-            self.states.append(writer_of(self.inner).state)
+            if (writer := writer_of(self.inner)) is not None:
+                self.states.append(writer.state)
         return self.inner.list(prefix, start_after=start_after)
 
 
 def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
     slow = SlowListings(storage, clock)
-    index = open_index("root", storage_backend=slow, lease_ttl_s=60, retention={"age_s": 3650 * 86_400})
+    index = open_index("root", storage_backend=slow, lease_ttl_s=60, retention=Retention(age_s=3650 * 86_400))
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
     slow.states.clear()
