@@ -32,6 +32,19 @@ def has_all(index, topic, name, count):
     return all(places(index, topic, f"{name}-{n}") == {(0, n)} for n in range(count))
 
 
+def followed_beyond_a_cut(index, cluster, servers, topic, producing):
+    """Read a log, cut its last 20 records and let it grow, then read on. Return the follower, closed."""
+    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
+        follower.run()
+        cluster.delete(topic)
+        cluster.create(topic)
+        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
+        follower.source._partitions[topic, 0].is_out_of_range = True
+        follower.source._settle((topic, 0))
+        follower.run()
+    return follower
+
+
 def told(follower):
     """The losses of partitions that had records."""
     return [(one.kind, one.begin, one.end) for one in follower.losses if one.end]
@@ -205,14 +218,7 @@ def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
 ):
     """The client reports it as an offset out of range, with an offset in the range."""
     monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
-    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
-        follower.run()
-        cluster.delete(topic)
-        cluster.create(topic)
-        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
-        follower.source._partitions[topic, 0].is_out_of_range = True
-        follower.source._settle((topic, 0))
-        follower.run()
+    follower = followed_beyond_a_cut(index, cluster, servers, topic, producing)
     assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
     assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
 
@@ -303,14 +309,7 @@ def test_a_log_that_was_cut_before_it_was_archived_is_archived_from_its_begin(
 ):
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
-    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
-        follower.run()
-        cluster.delete(topic)
-        cluster.create(topic)
-        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
-        follower.source._partitions[topic, 0].is_out_of_range = True
-        follower.source._settle((topic, 0))
-        follower.run()
+    followed_beyond_a_cut(index, cluster, servers, topic, producing)
     # the next source begins at the durable positions
     index.flush()
     assert told(archive(index, servers, topic)) == []
