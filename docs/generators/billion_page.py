@@ -28,7 +28,6 @@ _OURS = (
 )
 _PEERS = ("sorted Parquet (DuckDB)", "keys in it (DuckDB)", "sorted buckets (Spark)", "million keys in them (Spark)")
 _CACHE_BYTES = IndexConfig().directory_cache_bytes
-_BULK = "million keys"
 _SINGLE = ("single keys, daily tables", "single keys")
 _PANELS = {
     "Spark, CPU s": ("build", "audit, equal", "merge to 30 days"),
@@ -45,32 +44,19 @@ def cpu_s(step: dict[str, Any]) -> float:
 
 
 def steps_table(sizes: Sizes) -> str:
-    """Return CPU seconds by step and size, and the CPU microseconds per entry of the two largest sizes."""
-    few = sorted(sizes)[-2:]
-    columns = ["step", *(f"{_size(size)}: CPU s" for size in sizes), *(f"{_size(size)}: us per entry" for size in few)]
-    rows = [
-        [
-            name,
-            *(cpu_s(steps[name]) if name in steps else None for steps in sizes.values()),
-            *(cpu_s(sizes[size][name]) / size * 1e6 if name in sizes[size] else None for size in few),
-        ]
-        for name in _named(*sizes.values())
-    ]
-    return markdown(columns, rows)
-
-
-def size_table(entries: int, steps: Steps) -> str:
-    """Return all figures of the steps of one size."""
-    columns = ["step", "wall s", "CPU s", "of it Java, %", "M entries per CPU s"]
+    """Return CPU seconds by step and size, and all figures of the largest size."""
+    largest = max(sizes)
+    columns = ["step", *(f"{_size(size)}: CPU s" for size in sizes), "wall s", "M entries a CPU s"]
     columns += ["peak MiB: Java", "Spark's worker", "other Python", "GB read", "GB written", "temporary GB", "requests"]
     rows: list[list[Any]] = []
-    for name in _named(steps):
-        step = steps[name]
-        row: list[Any] = [name, step["wall_s"], cpu_s(step), round(100 * step["java_cpu_s"] / cpu_s(step)) or None]
-        row.append(entries / cpu_s(step) / 1e6)
-        row += [step.get(f"{kind}_peak_mib") for kind in ("java", "worker", "python")]
-        row += [step[f"{kind}_bytes"] / 1e9 for kind in ("read", "written", "temporary")]
-        rows.append([*row, step.get("requests")])
+    for name in _named(*sizes.values()):
+        row: list[Any] = [name, *(cpu_s(steps[name]) if name in steps else None for steps in sizes.values())]
+        if (step := sizes[largest].get(name)) is not None:
+            row += [step["wall_s"], largest / cpu_s(step) / 1e6]
+            row += [step.get(f"{kind}_peak_mib") for kind in ("java", "worker", "python")]
+            row += [step[f"{kind}_bytes"] / 1e9 for kind in ("read", "written", "temporary")]
+            row.append(step.get("requests"))
+        rows.append(row + [None] * (len(columns) - len(row)))
     return markdown(columns, rows)
 
 
@@ -123,14 +109,9 @@ def _plot(sizes: Sizes) -> str:
 
 
 def part(sizes: Sizes) -> str:
-    """Return the tables of all sizes."""
+    """Return the tables and the plot of all sizes."""
     plot = f"![CPU seconds by the number of messages, on logarithmic axes]({_PICTURE})\n"
-    tables = [
-        f"All figures of {_size(size)}:\n\n{size_table(size, sizes[size])}" for size in sorted(sizes, reverse=True)
-    ]
-    keys = [(_size(size), f"{steps[_BULK]['keys_checked']:,}") for size, steps in sizes.items() if _BULK in steps]
-    asked = markdown(("messages", "keys of a bulk lookup"), keys)
-    return "\n".join([steps_table(sizes), plot, *tables, "Keys are distinct:\n", asked, lookups_table(sizes)])
+    return "\n".join([steps_table(sizes), lookups_table(sizes), plot])
 
 
 def main(names: list[str]) -> None:
