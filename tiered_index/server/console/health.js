@@ -1,7 +1,7 @@
 // Shows the service's readiness, the freshness of its answers, and an hour of figures with their alerts.
 import { json, metrics, text } from "./api.js";
 import { Line } from "./chart.js";
-import { NUMBER, Table, ago, bytes, column, count, find, make, tell, time, usd } from "./page.js";
+import { NUMBER, Table, ago, column, count, find, make, tell, time, usd } from "./page.js";
 
 // the service's interval of samples
 const EVERY_MS = 15000;
@@ -14,7 +14,7 @@ function duration(seconds) {
   const [, size, unit] = LENGTHS.find(([least]) => seconds >= least) ?? LENGTHS.at(-1);
   return `${short(seconds / size)} ${unit}`;
 }
-const FORMS = { s: duration, bytes: (size) => bytes(Math.round(size)), usd, share: (part) => `${short(100 * part)} %` };
+const FORMS = { s: duration, usd, share: (part) => `${short(100 * part)} %` };
 const charts = new Map();
 let timer, table;
 
