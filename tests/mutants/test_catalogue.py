@@ -17,7 +17,6 @@ ADD = Mutant("add", "for a test", "sums.py:add", "a + b", "a - b", (NODE,))
 SUMS = "def add(a, b):\n    return a + b\n\n\ndef twice(a):\n    return a * 2\n"
 
 
-@pytest.mark.long
 def test_each_defect_finds_its_place_and_its_tests() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 100
     # classes inherit the tests of every storage

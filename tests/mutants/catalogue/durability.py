@@ -241,9 +241,9 @@ orphans-of-any-age: uploads in progress are deleted before they can be published
 orphans-of-an-old-log: objects that were published during a sweep are deleted
   in find_orphans
   - state = log.refresh()
-  - removed =
-  + state = log.state
-  + removed =
+  - recent =
+  + state = known
+  + recent =
   tests/unit/service/merge/test_sweeps_and_pages.py::test_what_is_published_while_a_sweep_looks_is_no_orphan
 expiry-deletes-before-the-record: objects are deleted while the log still names them
   in record_expiry.make
