@@ -428,6 +428,23 @@ def test_an_index_that_was_made_meanwhile_with_another_schema_is_refused(clock: 
     assert count(storage, clock) == 0 and left_over(storage, clock) == 0
 
 
+def test_the_writer_that_commits_compares_the_index_with_that_of_the_tasks(tmp_path: Path, monkeypatch) -> None:
+    """Spark makes it after the tasks, so it finds the index that another writer has made meanwhile."""
+    monkeypatch.setattr(writing, "TaskContext", _Task)
+    uri, schema = f"file://{tmp_path}/index", StructType()
+    for name, kind in KINDS.items():
+        schema.add(name, kind)
+    options = Options("tiered_index", {"path": uri, "slots": "64"}, writing.STREAM_OPTIONS)
+    message = EntryStreamWriter(options, schema).write(iter(FEW.to_batches(70)))
+    with open_storage(uri) as storage:
+        geometry = IndexConfig(slots=64, preset="rocketmq").geometry()
+        log = StorageLog(storage, SystemClock())
+        log.create(IndexDescriptor("another", geometry, "commitlog"))
+        with pytest.raises(SchemaMismatch, match="stores IndexItem"):
+            EntryStreamWriter(options, schema).commit([message], 0)
+        assert not log.refresh().objects and not list(storage.list("data/"))
+
+
 def test_tables_that_a_record_names_are_not_deleted_whatever_fails_behind_it(monkeypatch, clock: ManualClock) -> None:
     storage = MemoryStorage()
     opened(storage, clock)

@@ -187,11 +187,12 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """The uploads of one task; for a stream also the query and the content of the entries."""
+    """The uploads of one task; for a stream also the query, the content of the entries, and the tasks' descriptor."""
 
     shards: tuple[FinishedShard, ...]
     query: str | None
     content: BatchContent
+    genesis: IndexDescriptor | None = None
 
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -280,7 +281,7 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         parts: list[BatchContent] = []
         seen: Seen = lambda items, seconds: parts.append(BatchContent.of(items, seconds))  # noqa: E731
         written = write_tables(self._columns.batches(iterator), self._job, seen)
-        return Written(written.shards, query, BatchContent.joined(parts))
+        return Written(written.shards, query, BatchContent.joined(parts), self._job.genesis)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish a micro-batch; if it was published before, delete its uploads. Driver.
@@ -293,7 +294,9 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         if shards or (written and not batchId):
             [query] = {message.query for message in written}
             batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))
-            _publish(self._job, shards, lambda storage, log: publish_batch(shards, batch, storage, log), batch)
+            # this writer was made after the tasks, perhaps for an index that was created meanwhile
+            job = replace(self._job, genesis=written[0].genesis or self._job.genesis)
+            _publish(job, shards, lambda storage, log: publish_batch(shards, batch, storage, log), batch)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Delete the uploads that are certainly not published. Driver."""
