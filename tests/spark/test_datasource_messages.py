@@ -4,6 +4,7 @@ continues.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,7 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segmen
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import register
+from tiered_index.spark.build import log_sources
 from tiered_index.spark.build.sources import entry_frame
 from tiered_index.spark.datasource import messages as module
 from tiered_index.spark.datasource.messages import MessageSource
@@ -459,3 +461,13 @@ def test_bodies_that_are_large_or_broken_when_they_are_decompressed(tmp_path, mo
     assert max(map(len, found)) <= 3
     bodies = [body for one in found for body in one.column("body").to_pylist()]
     assert [len(body or b"") for body in bodies] == [500_000] * 9 + [0] + [500_000] * 10
+
+
+def test_a_host_without_the_log_is_an_error_and_no_empty_log(tmp_path):
+    folder, problem = tmp_path / "commitlog", "has no segment on this host .*same files on every executor"
+    split = pa.record_batch({"split": [json.dumps([str(folder), 0, 1 << 30])]})
+    with pytest.raises(InvalidArgument, match=problem):
+        list(log_sources._read_local([split], skip_corrupt=False))
+    settings = module.MessageSettings.of("rocketmq_commitlog", {"path": str(tmp_path)})
+    with pytest.raises(InvalidArgument, match=problem):
+        list(module.read_stretch(module.Stretch(0, 1 << 30, str(folder)), settings, settings.columns))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,8 +110,17 @@ def _archive_of(source: str) -> tuple[str, str | None]:
 
 def _read_local(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
     for folder, start, end in each_split(batches):
-        yield from _entries(
-            CommitLogReader(Path(folder), check_crc=True, selection=_SELECTION), start, end, skip_corrupt
+        reader = CommitLogReader(Path(folder), check_crc=True, selection=_SELECTION)
+        check_is_here(reader, start)
+        yield from _entries(reader, start, end, skip_corrupt)
+
+
+def check_is_here(reader: CommitLogReader, start: int) -> None:
+    """Raise `InvalidArgument` if a reader would take a folder that is missing on this host for an empty log."""
+    if not start and not reader.segments():
+        raise InvalidArgument(
+            f"{reader.folder} has no segment on this host ({socket.gethostname()}): local paths must lead to the same "
+            "files on every executor"
         )
 
 

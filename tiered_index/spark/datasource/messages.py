@@ -37,7 +37,7 @@ from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.log_sources import archive_in, archived_segments
+from tiered_index.spark.build.log_sources import archive_in, archived_segments, check_is_here
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import ExplainedAddress, Line, Options, TaskPartition
 from tiered_index.spark.frames import arrow_schema, gathered
@@ -183,7 +183,9 @@ def _row_bytes(row: tuple[Message, bytes | None]) -> int:
 @contextlib.contextmanager
 def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
     if stretch.archived is None:
-        yield CommitLogReader(Path(stretch.folder), chunk_bytes(stretch.end - stretch.begin), check_crc=True), Line()
+        reader = CommitLogReader(Path(stretch.folder), chunk_bytes(stretch.end - stretch.begin), check_crc=True)
+        check_is_here(reader, stretch.begin)
+        yield reader, Line()
         return
     assert settings.archive is not None
     with settings.archive.open("task") as (storage, line):
