@@ -22,7 +22,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of
+from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of, has_items
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path
@@ -167,12 +167,13 @@ def has_log_offsets(source: SourceLike) -> bool:
 def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
     """Return the rows of files with their common columns. Raises `InvalidArgument` for a type that Spark lacks."""
     from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     parts = files.parts(spark.sparkContext.defaultParallelism)
     first, others = files.files[0][1], len(files.files) - 1
     where = f"{first} or one of {others:,} files beside it" if others else first
     typed = [field for field in files.schema if field.name not in files.unusable]
-    known = pa.schema([field.with_type(_known_type(field, where)) for field in typed])
+    known = pa.schema([field.with_type(_known_type(field.type, field.name, where)) for field in typed])
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -180,28 +181,31 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
                 for rows in files.batches(parts[number], known.names):
                     yield rows.select(known.names).cast(known)
 
-    # an empty frame gives the schema in Spark's types
     try:
-        schema = spark.createDataFrame(known.empty_table()).schema
+        return _numbers(spark, len(parts)).mapInArrow(read_parts, from_arrow_schema(known))
     except (PySparkException, ValueError) as error:
         raise InvalidArgument(f"{where}: Spark has no type of a column: {error}") from error
-    return _numbers(spark, len(parts)).mapInArrow(read_parts, schema)
 
 
-def _known_type(field: pa.Field, file: str) -> pa.DataType:
-    """Return the type in which Spark accepts a column from Python: times in microseconds, unsigned numbers as wider.
+def _known_type(kind: pa.DataType, column: str, file: str) -> pa.DataType:
+    """Return the type in which Spark's JVM accepts a column from Python: times in microseconds, unsigned numbers as
+    wider, plain lists, bytes of any length.
 
     Nanoseconds raise `InvalidArgument`, because Spark would cut them.
     """
-    if pa.types.is_null(field.type):
+    if pa.types.is_null(kind):
         return pa.int64()
-    if pa.types.is_unsigned_integer(field.type):
-        return pa.int64() if field.type.bit_width < 64 else pa.decimal128(20)
-    if not pa.types.is_timestamp(field.type):
-        return field.type
-    if field.type.unit == "ns":
-        raise InvalidArgument(f"{file}: column {field.name!r} has times in nanoseconds: write times in microseconds")
-    return pa.timestamp("us", field.type.tz)
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64() if kind.bit_width < 64 else pa.decimal128(20)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if has_items(kind):
+        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type, column, file)))
+    if not pa.types.is_timestamp(kind):
+        return kind
+    if kind.unit == "ns":
+        raise InvalidArgument(f"{file}: column {column!r} has times in nanoseconds: write times in microseconds")
+    return pa.timestamp("us", kind.tz)
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
