@@ -309,3 +309,9 @@ def test_damage_and_denial_name_the_object(stored):
     proxy.fault = lambda request: Action(answer=error(403, "AccessDenied")) if request.key == files[2] else None
     with pytest.raises(StorageMisconfigured, match=files[2].partition("/index/")[2]):
         scan(uri)
+
+
+def test_a_scan_of_too_many_tasks_is_refused(written, monkeypatch):
+    monkeypatch.setattr(reading, "_MOST_TASKS", 3)
+    with pytest.raises(InvalidArgument, match=r"maxPartitionBytes is 1,024 bytes, .* more than 3 tasks .* such as 64m"):
+        scan(written[0], maxPartitionBytes="1k")

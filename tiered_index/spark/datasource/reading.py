@@ -76,6 +76,8 @@ class Selection:
 # Cost of opening an object, in bytes read.
 _OPENING_BYTES = 4 << 20
 _LOOKUP_OBJECTS = 16
+# Most tasks of a scan, about: the driver holds their plans
+_MOST_TASKS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,13 @@ def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterat
         yield stored
 
 
-def _runs(objects: Iterable[StoredObject], partition_bytes: int) -> Iterator[tuple[ObjectPart, ...]]:
+def _runs(objects: Sequence[StoredObject], partition_bytes: int) -> Iterator[tuple[ObjectPart, ...]]:
+    total = sum(stored.size_bytes for stored in objects)
+    if total // partition_bytes > _MOST_TASKS:
+        raise InvalidArgument(
+            f"maxPartitionBytes is {partition_bytes:,} bytes, which makes more than {_MOST_TASKS:,} tasks for an index "
+            f"of {total:,} bytes: give a unit, such as 64m"
+        )
     parts = []
     for stored in objects:
         number = -(-stored.size_bytes // partition_bytes)
