@@ -24,7 +24,7 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, Entries, check_source, entries_of, entry_frame
-from tiered_index.spark.lookup.keys import key_files
+from tiered_index.spark.lookup.keys import key_files, read_keys
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
@@ -250,11 +250,24 @@ def test_a_file_that_another_one_replaced_is_an_error(spark: Any, tmp_path: Any,
         read_whole(entries, ["key"])
 
 
+def test_columns_that_go_through_spark_under_another_type(spark: Any, tmp_path: Any) -> None:
+    """Spark's JVM knows neither bytes of fixed size nor large lists, and no zone means `timestamp_ntz`."""
+    table = timed(pa.timestamp("us"), messages(10))
+    table = table.append_column("id", pa.array([bytes(16)] * 10, pa.binary(16)))
+    table = table.append_column("tags", pa.array([["a"]] * 10, pa.large_list(pa.large_string())))
+    pq.write_table(table, tmp_path / "m.parquet")
+    found = entries_in(spark, tmp_path / "m.parquet", {"key": F.concat("key", F.lit(""))})
+    assert numbers(found.frame.toArrow().to_batches()) == numbers(messages(10).to_batches())
+    (row, *_) = read_keys(spark, str(tmp_path), S3Options()).collect()
+    assert (row.id, row.tags) == (bytes(16), ["a"])
+
+
 def test_files_in_s3_that_cant_be_named_are_not_left_out_in_silence(s3):
     uri = f"s3://{s3.new_bucket()}/m?endpoint_url={s3.endpoint_url}&addressing_style=path"
     with open_storage(uri) as stored:
         stored.put("good.parquet", b"")
-        stored.client.put_object(Bucket=stored.bucket, Key="m/_spark/a b", Body=b"")
+        for ignored in ("m/_spark/a b", "m/", "m/day=1/", "m/day=1_$folder$"):
+            stored.client.put_object(Bucket=stored.bucket, Key=ignored, Body=b"")
         assert folders.find_stored(StorageAddress, uri) == [(uri, "good.parquet")]
         stored.client.put_object(Bucket=stored.bucket, Key="m/ts=2026-11-21 01%3A00/p.parquet", Body=b"")
     with pytest.raises(InvalidArgument, match=r"'ts=2026-11-21 01%3A00/p\.parquet' first"):

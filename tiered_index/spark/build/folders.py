@@ -32,7 +32,8 @@ def find_stored(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
     with address_of(uri).open() as storage:
         names = _shown(uri, [info.name for info in storage.list()])
         # without an error these files would be missing silently
-        foreign = _shown(uri, list(storage.foreign_keys()))
+        # a key that ends so marks a folder, as consoles and Hadoop make it
+        foreign = _shown(uri, [key for key in storage.foreign_keys() if key and not key.endswith(("/", "_$folder$"))])
     if foreign:
         raise InvalidArgument(
             f"{uri} has files with unsupported names, {foreign[0]!r} first: names may only have letters, digits and "
