@@ -250,6 +250,12 @@ def test_ndjson_keys_are_read_as_written(spark, tmp_path):
     with pytest.raises(InvalidArgument) as caught:
         rows(spark, tmp_path)
     assert f"{wrong}: line 2: not a JSON object: b'5" in str(caught.value) and "messages" not in str(caught.value)
+    for value in ('"a"', "true", "9223372036854775808"):
+        wrong.write_text(f'{{"topic": "t", "key": "k", "n": 1}}\n{{"topic": "t", "key": "k", "n": {value}}}\n')
+        with pytest.raises(
+            InvalidArgument, match=r"my keys\.ndjson: column 'n' has values of several types, or a number"
+        ):
+            rows(spark, wrong)
 
 
 def test_ndjson_keys_of_a_storage_are_refused(spark):

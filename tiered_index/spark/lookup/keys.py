@@ -109,9 +109,12 @@ def _kinds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for file, rows in _objects(batches):
         for name in dict.fromkeys(name for row in rows for name in row):
             try:
-                kind = pa.infer_type([row.get(name) for row in rows])
-            except pa.ArrowException as error:
-                raise InvalidArgument(f"{file}: column {name!r} has values of several types: {error}") from error
+                # `infer_type` accepts numbers with texts behind them
+                kind = pa.array([row.get(name) for row in rows]).type
+            except (pa.ArrowException, OverflowError) as error:
+                raise InvalidArgument(
+                    f"{file}: column {name!r} has values of several types, or a number beyond 64 bits: {error}"
+                ) from error
             found.append(pa.schema([(name, kind)]))
         found = [_kinds_of_all(found, file)]
     yield pa.record_batch({"kinds": pa.array([found[0].serialize().to_pybytes()], pa.binary())})
