@@ -38,6 +38,7 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING, Expired
+from tiered_index.service.answers.rows import joined_pairs
 from tiered_index.service.answers.validation import (
     batch_columns,
     check_keys,
@@ -69,7 +70,7 @@ from tiered_index.storage.context import NO_WAIT, UNBOUNDED, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.tracing import is_traced
-from tiered_index.types import ItemT, QueryResult, shortened
+from tiered_index.types import Freshness, ItemT, QueryResult, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
@@ -376,7 +377,7 @@ class IndexService(Lookups[ItemT]):
         if not isinstance(source, str):
             raise InvalidArgument(f"source must be text, not {source!r:.80}")
         self._check_process()
-        return self._flusher.positions.get(source)
+        return self._flusher.positions.get(joined_pairs(source))
 
     def durable_positions(self) -> dict[str, int]:
         """Return the durable position of every source of this index."""
@@ -567,9 +568,16 @@ class IndexService(Lookups[ItemT]):
         return [self._session.log.state]
 
     def _ready(self) -> Files:
-        return Files(self._handles, viewed=self._viewed)
+        return Files(self._handles, self._freshness(), self._viewed)
 
     _begin = _ready
+
+    def _freshness(self) -> tuple[Freshness, ...]:
+        """Return the freshness of a fenced writer: it doesn't see what its successor publishes. Otherwise nothing."""
+        if (error := self._session.fenced) is None:
+            return ()
+        uri, state = self._session.storage.uri, self._session.log.state
+        return (Freshness(source=uri, as_of_ms=state.newest_ms, positions=state.positions, not_asked=str(error)),)
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds.
@@ -598,7 +606,7 @@ class IndexService(Lookups[ItemT]):
         if view is None:
             return None
         lost = session.log.state.lost
-        about: About = (), [(None, one) for one in lost.values()] if lost else ()
+        about: About = self._freshness(), [(None, one) for one in lost.values()] if lost else ()
         context = request_context.get()
         return view if context is UNBOUNDED or context is NO_WAIT else view.local, about, is_alone
 
