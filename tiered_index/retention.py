@@ -231,11 +231,11 @@ class Expired:
     ) -> npt.NDArray[np.bool_]:
         if not self.latest_ms or not len(seconds) or int(seconds.min()) * 1000 >= self.latest_ms:
             return np.ones(len(seconds), np.bool_)
-        begins = np.full(len(seconds), _begin_s(self.of_all_ms))
-        for topic_id in np.unique(topic_ids).tolist():
-            if (name := topics.get(topic_id)) is not None:
-                begins[topic_ids == topic_id] = _begin_s(self.before_ms(name))
-        return np.asarray(seconds >= begins)
+        # not a pass over all entries for each topic: there may be tens of thousands
+        ids, index = np.unique(topic_ids, return_inverse=True)
+        names = map(topics.get, ids.tolist())
+        horizons = [self.of_all_ms if name is None else self.before_ms(name) for name in names]
+        return np.asarray(seconds >= np.array(list(map(_begin_s, horizons)))[index])
 
     def joined(self, other: Expired) -> Expired:
         """Return all that either of the two hides. If `other` adds nothing, this object itself is returned."""
