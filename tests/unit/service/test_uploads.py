@@ -47,6 +47,27 @@ def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
     assert not index.log_state.objects
 
 
+def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, faulty, tmp_path):
+    """It waits, and no record states a position that would leave its entries out."""
+    index = open_index("root", storage_backend=faulty)
+    faulty.fail("put", name_prefix="data/", times=None)
+    damaged = None
+    for number in range(3):
+        index.put("t", 0, "k", number, 1, T + number, source="s", source_position=number + 1)
+        index.seal()
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+        damaged = damaged or next((tmp_path / "root" / "compacted").glob("*.index"))
+    faulty.clear()
+    with damaged.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as data:
+        data[ITEMS_POSITION + 9] ^= 1
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match=damaged.name):
+            index.run_lifecycle()
+    state = index.log_state
+    assert (len(state.objects), dict(state.positions), damaged.exists()) == (2, {}, True)
+
+
 def test_a_large_file_is_uploaded_in_parts(open_index, storage, clock):
     """A large slot table makes a file larger than the smallest part."""
     counted = FaultStorage(storage)

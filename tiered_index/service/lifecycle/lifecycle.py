@@ -139,11 +139,13 @@ class Lifecycle:
                 self._step("damaged", self._tend_damaged)
                 self._tend(progress)
                 for ready in self._ready():
-                    if not self._step(ready.file_id, partial(self._upload, ready), "upload"):
-                        # stop, because positions in the log are true only if files are published in order of sequence
+                    if self._step(ready.file_id, partial(self._upload, ready), "upload"):
+                        progress.uploaded += 1
+                        self._renew()
+                    elif type(self._failed[ready.file_id]) is not CorruptFile:
+                        # stop, because files are published in order of sequence. A damaged file waits alone: records
+                        # of later files then state no positions.
                         break
-                    progress.uploaded += 1
-                    self._renew()
                 self._step("staging", self._staging.finish)
                 self._step("expiry", self._expire, "expire")
                 retirable = self._retirable(lacks_room=lacks_room)
