@@ -19,7 +19,7 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, digest_
 from tiered_index.service.log.state import LogState
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
-CARRIED = ("files", "tables", "newest_ms")
+CARRIED = ("files", "tables", "_newest_s")
 
 
 def begun():

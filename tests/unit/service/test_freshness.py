@@ -9,7 +9,7 @@ from tests.support.cold_index import without_summary
 from tests.support.rounds import upload
 from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup, TopicSummary
-from tiered_index.errors import BudgetExceeded, CorruptFile
+from tiered_index.errors import BudgetExceeded, CorruptFile, WriterFenced
 from tiered_index.format.metadata import TopicStats
 from tiered_index.service.lookup.query import _summary
 from tiered_index.storage.memory import MemoryStorage
@@ -43,6 +43,20 @@ def test_an_answer_from_the_storage_says_as_of_when(index, storage, clock):
         assert batched.seen == answer.seen == reader.query_many([Lookup(topic="t", key="k")]).seen
 
 
+def test_one_entry_of_the_far_future_does_not_hide_that_nothing_is_published(open_index, storage, clock):
+    """It goes to the quarantine. Alerts compare the time of a standby with that of the index."""
+    index = open_index("root", storage_backend=storage)
+    far = T + 50 * 365 * 86_400_000
+    index.put("t", 0, "bad", 2, 1, far)
+    upload(index)
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as reader:
+        assert reader.query("t", "bad").as_of_ms == far
+        publish(index, 1)
+        assert reader.query("t", "bad").as_of_ms == reader.query("t", "k").as_of_ms == T + 1000
+        publish(index, 5)
+        assert reader.query("t", "k").as_of_ms == T + 5000
+
+
 def test_an_answer_never_claims_more_than_its_files_hold(index, storage, clock, monkeypatch):
     """If the catalog does not show a log state yet, no answer is as of that state."""
     publish(index, 1)
@@ -73,6 +87,25 @@ def test_the_writer_and_a_reader_of_its_root_have_everything(open_index, storage
         answer = reader.query("t", "k")
         assert [item.offset for item in answer] == [9, 5, 1]
         assert [report.requests > 0 for report in answer.explain.files if report.outcome == "refreshed"] == [True]
+
+
+def test_a_fenced_writer_says_up_to_when_its_answers_are_complete(open_index, storage, clock):
+    """It doesn't read the log again, so it never sees what the new writer publishes."""
+    old = open_index("old", storage_backend=storage, refresh_interval_s=0)
+    publish(old, 1)
+    clock.advance(3600)
+    new = open_index("new", storage_backend=storage)
+    publish(new, 5)
+    with pytest.raises(WriterFenced):
+        old.run_lifecycle()
+    publish(new, 9)
+    for key in ("k", "no such key"):
+        plain, [batched] = old.query("t", key), old.query_many([Lookup(topic="t", key=key)])
+        for answer in (plain, batched):
+            [seen] = answer.freshness
+            assert (seen.source, answer.as_of_ms) == (storage.uri, T + 5000)
+            assert "newer writer" in seen.not_asked
+    assert [item.offset for item in old.query("t", "k")] == [5, 1]
 
 
 def test_several_indexes_are_as_old_as_the_oldest(open_index, clock, tmp_path):

@@ -42,10 +42,26 @@ MOST_DOCUMENTS = 2_000
 CHAINED = 320
 # most bytes of changes, as a share of a whole checkpoint, and most records since it: fewer than `CHAINED`
 _CHANGES_SHARE, _MOST_RECORDS = 8, 256
+# seconds of the window that Spark gives to implausible times
+_QUARANTINE_WINDOW_S = 1 << 31
 # most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
 # most bytes of objects' texts that the next state copies, and most texts that it cuts out
 _MOST_TEXT, _MOST_CUT = 4 << 20, 8
+
+
+def _newest(
+    known: tuple[int | None, int | None], more: Iterable[StoredObject | LostObject]
+) -> tuple[int | None, int | None]:
+    found: tuple[list[int], list[int]] = ([], [])
+    for second, seconds in zip(known, found, strict=True):
+        seconds.extend([] if second is None else [second])
+    for one in more:
+        in_window = one.shard is not None and one.shard.window_s >= _QUARANTINE_WINDOW_S
+        in_lane = isinstance(one, StoredObject) and one.lane == "quarantine"
+        found[in_window or in_lane].append(one.second_max)
+    main, quarantine = found
+    return max(main, default=None), max(quarantine, default=None)
 
 
 class Step(NamedTuple):
@@ -126,14 +142,21 @@ class LogState:
         """Return the archived segments of `store`, by their start."""
         return self._by_store.get(store, [])
 
-    @cached_property
+    @property
     def newest_ms(self) -> int | None:
         """The time of the newest published entry, also in lost objects; None: there is none.
 
-        In epoch milliseconds, by whole seconds.
+        In epoch milliseconds, by whole seconds. Quarantine counts only if there is nothing else: one wrong clock would
+        otherwise hide for years that nothing is published.
         """
-        seconds = [o.second_max for o in self.objects.values()] + [o.second_max for o in self.lost.values()]
-        return max(seconds) * 1000 if seconds else None
+        main, quarantine = self._newest_s
+        second = quarantine if main is None else main
+        return None if second is None else second * 1000
+
+    @cached_property
+    def _newest_s(self) -> tuple[int | None, int | None]:
+        """The last second of files and tables outside the quarantine, and in it; None: there are none."""
+        return _newest((None, None), [*self.objects.values(), *self.lost.values()])
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -385,8 +408,9 @@ class LogReplay:
             if len(files) + sum(map(len, tables.values())) != len(self._begun.objects):
                 return
             into["files"], into["tables"] = self._files(files, added), self._tables(tables, added)
-        if known.get("newest_ms") is not None and not self._removed and self._now.lost == self._begun.lost:
-            into["newest_ms"] = max([known["newest_ms"], *(stored.second_max * 1000 for stored in added)])
+        newest_s = known.get("_newest_s")
+        if newest_s is not None and not self._removed and self._now.lost == self._begun.lost:
+            into["_newest_s"] = _newest(newest_s, added)
 
     def _texts(self, known: Texts | None, added: list[StoredObject]) -> Texts | None:
         removed = [stored for stored in self._removed if self._begun.objects.get(stored.name) is stored]
