@@ -1730,6 +1730,7 @@ cdef class Answers:
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
         cdef int64_t low, high, most
+        cdef Py_UCS4 unit
         if type(topic) is not str or type(key) is not str:
             return None
         if not 0 < len(<str>topic) <= self.most_topic or not 0 < len(<str>key) <= self.most_key:
@@ -1737,6 +1738,10 @@ cdef class Answers:
         # exclude topics of only blanks, and leave unusual first letters to the caller
         if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
             return None
+        # the caller joins surrogate pairs
+        for unit in <str>topic:
+            if 0xD800 <= unit <= 0xDFFF:
+                return None
         most = number_of(max_count, 0)
         low, high = number_of(begin_ms, 0), number_of(end_ms, self.last_millisecond)
         if most < 1 or low < 0 or high < low:

@@ -14,6 +14,7 @@ from tests.support.batches import batch
 from tests.support.cases import each
 from tiered_index import IndexService
 from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.service.erasure.erase import EraseRequest
 
 GOOD = {"topic": "t", "queue_id": 0, "keys": "k", "offset": 1, "size": 2, "timestamp_ms": 1_700_000_000_000}
 NO_INTEGERS = [None, True, np.True_, 1.0, float("nan"), "1", b"1", 1j, [1], np.float64(1)]
@@ -88,6 +89,34 @@ def test_the_longest_topic_and_key_are_found(index):
     index.run_lifecycle()
     assert len(index.query("\ud800", "\udfff")) == 1
     assert len(index.query("x" * 1024, "y" * 32_767)) == 1
+
+
+def test_a_surrogate_pair_in_a_topic_or_source_is_one_character_in_every_state(open_index):
+    """JSON joins the two halves, so a file or a log record can't keep them apart."""
+    pair, face = "t\ud83d\ude00", "t\U0001f600"
+    index = open_index("root")
+
+    def offsets():
+        one = [[item.offset for item in index.query(topic, "k")] for topic in (pair, face)]
+        many = [[i.offset for i in found] for found in index.query_many([(pair, "k"), (face, "k"), (pair, "k")])]
+        assert one == [[3, 2, 1]] * 2 and many == [[3, 2, 1]] * 3
+
+    index.put(pair, 0, "k", 1, 1, 1_700_000_000_000, source=pair, source_position=5)
+    rows = {"queue_id": [0] * 2, "key": ["k"] * 2, "size": [1] * 2, "timestamp_ms": [1_700_000_000_000] * 2}
+    index.put_batch({"topic": [pair, face], "offset": [2, 3], **rows})
+    offsets()
+    index.flush()
+    offsets()
+    index.seal()
+    offsets()
+    for _ in range(2):
+        index.run_lifecycle()
+        offsets()
+    index.close()
+    index = open_index("root")
+    offsets()
+    assert index.durable_position(pair) == index.durable_position(face) == 5
+    assert EraseRequest(pair, keys=("k",)) == EraseRequest(face, keys=("k",))
 
 
 def test_keys_count_once_each_and_may_be_any_iterable(index):

@@ -141,8 +141,10 @@ class LookupBatch:
         self.queues: Mapping[tuple[int, int], int] = {}
         for topic in asked.topics if not set(map(type, asked.topics)) <= {str} else ():
             check_topic(topic)
-        self.topics = list(map(check_topic, dict.fromkeys(asked.topics)))
-        self.topic_index = np.fromiter(map(self._topic_places.__getitem__, asked.topics), np.int64, len(lookups))
+        given = {topic: check_topic(topic) for topic in dict.fromkeys(asked.topics)}
+        self.topics = list(dict.fromkeys(given.values()))
+        places = {topic: self._topic_places[checked] for topic, checked in given.items()}
+        self.topic_index = np.fromiter(map(places.__getitem__, asked.topics), np.int64, len(lookups))
         self.second_min, self.second_max, self.max_count = asked.ranges()
         # the lookups that continue an answer
         self.continued = [number for number, cursor in enumerate(asked.cursors) if cursor is not None]

@@ -93,8 +93,15 @@ def _units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
+def joined_pairs(text: str) -> str:
+    """Return a text with each surrogate pair as one character, as JSON returns it. Lone surrogates stay."""
+    if text.isascii() or max(text) < "\ud800":
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
 def check_topic(topic: object) -> str:
-    """Return `topic` if it is valid. Raises `InvalidArgument`."""
+    """Return `topic` with joined surrogate pairs if it is valid. Raises `InvalidArgument`."""
     if type(topic) is not str and not isinstance(topic, str):
         raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
     if not topic or topic.isspace():
@@ -103,7 +110,7 @@ def check_topic(topic: object) -> str:
         raise InvalidArgument(
             f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}"
         )
-    return topic
+    return joined_pairs(topic)
 
 
 def check_key(key: object) -> str:

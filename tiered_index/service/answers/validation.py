@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch, lookup_numbers
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.answers.rows import check_integer, check_key, check_topic
+from tiered_index.service.answers.rows import check_integer, check_key, check_topic, joined_pairs
 from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
@@ -163,7 +163,7 @@ def check_position(source: object, position: object) -> tuple[str | None, int | 
         return None, None
     if not isinstance(source, str) or not source:
         raise InvalidArgument("give source (a non-empty text) and source_position together")
-    return source, check_number("source_position", position)
+    return joined_pairs(source), check_number("source_position", position)
 
 
 def message_row(
@@ -382,9 +382,9 @@ def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     """Return the number of each row's topic, and the distinct topics. Raises `InvalidArgument`."""
     text = _text("topic", values)
     if isinstance(text, list):
-        given = list(dict.fromkeys(text))
-        places = {topic: place for place, topic in enumerate(given)}
+        places = {topic: place for place, topic in enumerate(dict.fromkeys(text))}
         index = np.array([places[topic] for topic in text], np.int32)
+        given = [joined_pairs(topic) for topic in places]
     else:
         encoded = text.dictionary_encode()
         index, given = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()

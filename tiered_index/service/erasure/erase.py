@@ -75,7 +75,7 @@ class EraseRequest:
     before_ms: int | None = None
 
     def __post_init__(self) -> None:
-        check_topic(self.topic)
+        object.__setattr__(self, "topic", check_topic(self.topic))
         for key in self.keys:
             check_key(key)
         if self.keys and self.queue_id is not None:

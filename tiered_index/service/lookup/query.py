@@ -179,7 +179,7 @@ class QueryEngine:
         self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
     ) -> PreparedLookup:
         """Return the validated lookup. Raises `InvalidArgument` and `InvalidCursor`."""
-        check_topic(topic)
+        topic = check_topic(topic)
         check_key(key)
         second_min, second_max, max_count = check_range(begin_ms, end_ms, max_count)
         after = None
