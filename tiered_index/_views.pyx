@@ -53,6 +53,8 @@ cdef enum:
     # entries of an unsealed file whose greatest second is noted together: 1 << 8
     PEAK_BITS = 8
     AHEAD = 16
+    # entries of a chain that are loaded ahead
+    FOLLOWED = 8
     FEW = 32
     # lookups of a batch whose files are chosen together, and pairs of lookup and file, unless one lookup has more
     LOOKUPS = 64
@@ -1627,6 +1629,8 @@ cdef class ViewBatch:
                 count += 2
                 number = following(may, number + 1, self.count)
         for pair in range(0, count, 2):
+            if pair % (2 * LOOKUPS) == 0:
+                self.follow_chains(start, pairs + pair, min(<Py_ssize_t>LOOKUPS, (count - pair) >> 1))
             if pair + 2 * AHEAD < count:
                 place, mixed = &self.places[pairs[pair + 2 * AHEAD + 1]], bits[pairs[pair + 2 * AHEAD]].part
                 if place.filter != NULL:
@@ -1634,9 +1638,6 @@ cdef class ViewBatch:
                     prefetch(place.filter + 32 * mixed)
                     if place.sums != NULL:
                         prefetch(&place.sums[mixed])
-                elif place.grows and place.file != NULL:
-                    lookup = start + pairs[pair + 2 * AHEAD]
-                    prefetch(&place.file.heads[<uint32_t>self.key_hash[lookup] % <uint64_t>place.file.slots])
             place = &self.places[pairs[pair + 1]]
             if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits[pairs[pair]]):
                 continue
@@ -1645,6 +1646,42 @@ cdef class ViewBatch:
                 if done < 0:
                     return done
         return 0
+
+    cdef void follow_chains(self, Py_ssize_t start, const int32_t *pairs, Py_ssize_t count) noexcept nogil:
+        """Load the first entries of the chains of up to `LOOKUPS` pairs into the processor's cache.
+
+        It takes one step in all chains, then the next step in all, so that memory answers many reads at a time.
+        """
+        cdef (File *)[LOOKUPS] files
+        cdef int64_t[LOOKUPS] indexes
+        cdef const uint8_t *entry
+        cdef Place *place
+        cdef File *file
+        cdef Py_ssize_t pair, step
+        cdef int64_t item_size = self.view.form.item_size
+        for pair in range(count):
+            place = &self.places[pairs[2 * pair + 1]]
+            # with a filter, a key is mostly in no chain
+            files[pair] = place.file if place.grows and place.filter == NULL and not place.asks_file else NULL
+            if files[pair] != NULL:
+                indexes[pair] = <uint32_t>self.key_hash[start + pairs[2 * pair]] % <uint64_t>place.file.slots
+                prefetch(&place.file.heads[indexes[pair]])
+        for step in range(FOLLOWED):
+            for pair in range(count):
+                file = files[pair]
+                if file == NULL:
+                    continue
+                if step:
+                    entry = file.data + file.items_at + indexes[pair] * (item_size + 4)
+                    indexes[pair] = <int32_t>word_at(entry + item_size)
+                else:
+                    indexes[pair] = file.heads[indexes[pair]]
+                if not 0 < indexes[pair] < file.items:
+                    files[pair] = NULL
+                    continue
+                entry = file.data + file.items_at + indexes[pair] * (item_size + 4)
+                prefetch(entry)
+                prefetch(entry + item_size)
 
     cdef int search_pair(self, Py_ssize_t number, Py_ssize_t lookup, Part *part) except -9 nogil:
         """Add the rows of a file for a lookup."""
