@@ -17,7 +17,7 @@ cdef extern from "core.h" nogil:
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 14
+    BUILD = 15
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

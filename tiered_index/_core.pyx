@@ -26,6 +26,7 @@ ctypedef fused Unit:
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+    int PyUnicode_KIND(object)
 
 cdef enum:
     TABLE = 1 << 13
@@ -50,6 +51,34 @@ cdef int set_powers() except -1:
 
 
 set_powers()
+
+
+def texts_of(list rows not None, str first, str second, Py_ssize_t most_first, Py_ssize_t most_second):
+    """Return the texts `first` and the texts `second` of rows.
+
+    None: a row is not a dict of just these texts, or a text is empty, too long or has half a surrogate pair.
+    """
+    cdef list firsts = [], seconds = []
+    for row in rows:
+        if type(row) is not dict or len(<dict>row) != 2:
+            return None
+        one, other = (<dict>row).get(first), (<dict>row).get(second)
+        if not is_text(one, most_first) or not is_text(other, most_second):
+            return None
+        firsts.append(one)
+        seconds.append(other)
+    return firsts, seconds
+
+
+cdef inline bint is_text(value, Py_ssize_t most) except -1:
+    if not PyUnicode_CheckExact(value) or not 0 < PyUnicode_GET_LENGTH(value) <= most:
+        return False
+    # characters of one byte are no surrogates
+    if PyUnicode_KIND(value) > 1:
+        for letter in <str>value:
+            if 0xD800 <= letter < 0xE000:
+                return False
+    return True
 
 
 def hash_rows(

@@ -10,13 +10,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NotRequired, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import from_json
 from starlette.datastructures import QueryParams
 from typing_extensions import TypedDict
 
 from tiered_index.config_checks import in_our_words
 from tiered_index.errors import InvalidArgument
+from tiered_index.kernels import compiled
 from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused
 from tiered_index.service.answers.asked import LookupColumns
@@ -184,19 +194,30 @@ class OneLookup(TypedDict):
     cursor: NotRequired[str | None]
 
 
+def _plain(rows: Any) -> tuple[list[str], list[str]] | None:
+    """Return the topics and keys of valid lookups without other members; None: check them one by one."""
+    core = compiled()
+    if core is None or not isinstance(rows, list):
+        return None
+    return core.texts_of(rows, "topic", "key", MAX_TOPIC_UNITS, MAX_KEY_UNITS)  # type: ignore[no-any-return]
+
+
+def _unless_plain(rows: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return rows if rows and _plain(rows) is not None else check(rows)
+
+
 class BatchBody(Bounds):
     """Body of `POST /v1/query:batch`; the bounds apply to all lookups together."""
 
     allow_spent: bool = False
-    lookups: list[OneLookup] = Field(min_length=1)
+    lookups: Annotated[list[OneLookup], Field(min_length=1), WrapValidator(_unless_plain)]
 
     def columns(self) -> LookupColumns:
         """Return the lookups as columns."""
         rows, count = self.lookups, len(self.lookups)
+        if (plain := _plain(rows)) is not None:
+            return LookupColumns(*plain, [None] * count, [None] * count, [_MAX_COUNT] * count, [None] * count)
         topics, keys = [one["topic"] for one in rows], [one["key"] for one in rows]
-        if max(map(len, rows)) == 2:
-            # only topics and keys
-            return LookupColumns(topics, keys, [None] * count, [None] * count, [_MAX_COUNT] * count, [None] * count)
         begins_ms, ends_ms = [one.get("begin_ms") for one in rows], [one.get("end_ms") for one in rows]
         max_counts, cursors = [one.get("max_count", _MAX_COUNT) for one in rows], [one.get("cursor") for one in rows]
         return LookupColumns(topics, keys, begins_ms, ends_ms, max_counts, cursors)
