@@ -86,7 +86,7 @@ def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> 
     if ahead == segment.end:  # brokers that cut their log delete later segments
         return StableEnd(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
     # bytes older than the messages before them may remain from a cut
-    for at in candidates(data, 0, ahead, segment_bytes=segment.end - ahead):
+    for at in candidates(data, ahead, segment_bytes=segment.end - ahead):
         if (store_ms := _store_ms(data, at)) is not None:
             return StableEnd(ahead, store_ms)
     return NOTHING
@@ -130,7 +130,7 @@ def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> b
     segment = segment_at(segments, batch.end)
     if segment is None or len(behind) < BLANK_BYTES:
         return False
-    if next(candidates(behind, 0, batch.end, segment_bytes=segment.end - batch.end), None) != 0:
+    if next(candidates(behind, batch.end, segment_bytes=segment.end - batch.end), None) != 0:
         return False
     store_ms = _store_ms(behind, 0)
     return store_ms is None or store_ms >= (batch.last_store_ms or 0)

@@ -362,9 +362,7 @@ class CommitLogReader:
             step = max(min(2 * step, self.chunk_bytes), 8 * MIN_MESSAGE_BYTES)
             if data == bytes(len(data)):  # most of a live segment; comparing is much faster than searching
                 continue
-            for place in candidates(
-                data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window
-            ):
+            for place in candidates(data, segment.start + window, segment_bytes=segment.end - segment.start - window):
                 offset = segment.start + window + place
                 if data[place + 4 : place + 8] == BLANK_MAGIC:
                     return offset

@@ -213,14 +213,14 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
     return End.DAMAGED, f"no message or blank begins here: magic {magic:#010x}"
 
 
-def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:
-    """Yield the positions >= `begin` at which a message, or the blank that ends the segment, seems to begin.
+def candidates(data: Buffer, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:
+    """Yield the positions at which a message, or the blank that ends the segment, seems to begin.
 
     Magic, size and physical offset must match (`start_offset` is that of `data[0]`), which excludes a copy of a message
     within a body. The caller checks the rest.
     """
     segment_end = len(data) if segment_bytes is None else segment_bytes
-    for match in _ANY_MAGIC.finditer(data, begin + 4):
+    for match in _ANY_MAGIC.finditer(data, 4):
         position = match.start() - 4
         size, magic = _head(data, position)
         if magic == BLANK:

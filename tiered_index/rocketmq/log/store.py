@@ -300,7 +300,7 @@ def _end_within(segment: Segment) -> LogEnd:
         data = pread(segment.path, written - begin, begin)
         offset = segment.start + begin
         end: int | None = None
-        for place in reversed(list(candidates(data, 0, offset, segment_bytes=segment.end - offset))):
+        for place in reversed(list(candidates(data, offset, segment_bytes=segment.end - offset))):
             if data[place + 4 : place + 8] == BLANK_MAGIC:
                 end = segment.end
                 continue
