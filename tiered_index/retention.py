@@ -21,7 +21,8 @@ from tiered_index.documents import MILLISECONDS, Optional, integer, list_of, map
 from tiered_index.errors import ConfigError
 from tiered_index.tombstones import ALWAYS, TOMBSTONES, Tombstone, Tombstones, TopicTombstones
 
-_UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+"""The seconds of each unit of a duration, the longest first."""
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _LONGEST_S = 253_402_300_799  # to the end of the year 9999
 _MOST_BYTES = 10**18
@@ -36,13 +37,13 @@ def parse_duration(text: str) -> int:
 
     Raises `ValueError` naming the text.
     """
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
     if number == text and text != "0" and text.isascii() and text.isdigit():
         # the caller may mean days: as seconds, an age of 7 would delete almost everything
         raise ValueError(f"{text!r} has no unit: give {text}d, {text}h, {text}m or {text}s")
     if not (number.isascii() and number.isdigit()):
         raise ValueError(f"{text!r} is not a duration: give a whole number and d, h, m or s, such as 1d or 12h")
-    if (seconds := int(number) * _UNITS_S[unit]) > _LONGEST_S:
+    if (seconds := int(number) * UNITS_S[unit]) > _LONGEST_S:
         raise ValueError(f"{text!r} is too long")
     return seconds
 

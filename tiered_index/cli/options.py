@@ -12,18 +12,16 @@ import typer
 from typer import Argument, Option
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.retention import parse_bytes
+from tiered_index.retention import UNITS_S, parse_bytes
 from tiered_index.retention import parse_duration as parse_duration
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.types import parse_time
 
-_UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-
 
 def human_duration(seconds: int) -> str:
     """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
-    unit = next(unit for unit, size in _UNITS_S.items() if not seconds % size)
-    return f"{seconds // _UNITS_S[unit]}{unit}"
+    unit = next(unit for unit, size in UNITS_S.items() if not seconds % size)
+    return f"{seconds // UNITS_S[unit]}{unit}"
 
 
 def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:

@@ -19,22 +19,20 @@ from dataclasses import dataclass, field, replace
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
-from tiered_index.retention import Expired
+from tiered_index.retention import UNITS_S, Expired
 from tiered_index.service.log.records import IndexDescriptor, Origin, StoredObject
 from tiered_index.service.log.state import LogState
 
 FULL_WINDOWS = 8
 """The uploads of a task with at most this many windows have parts of full size; more windows have smaller parts."""
-_MOST_WINDOWS = 48
 # of a task: with the smallest parts (5 MiB) they need 480 MiB, even with wrong estimates
-_HELD_BYTES = FULL_WINDOWS * (32 << 20)
+_MOST_WINDOWS = 48
 # memory for the uploads of a task; if all windows need less, their number has no limit
-_MOST_READ = 1.5
+_HELD_BYTES = FULL_WINDOWS * (32 << 20)
 # if a byte of the inputs is read more often than this, on average, the slots are split into more runs
-_LEAST_BYTES = 4 << 20
+_MOST_READ = 1.5
 # the smallest shard, on average, that such a split may make
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LEAST_BYTES = 4 << 20
 _LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
 _LONGEST_S = 100 * 366 * 86400 // 2
 
@@ -45,7 +43,7 @@ Span = tuple[int, int, int]
 def window_seconds(window: str | int) -> int:
     """Return the seconds of ``90s``, ``15m``, ``1h``, ``1d`` or of a plain number. Raises `InvalidArgument`."""
     found = _LENGTH.fullmatch(str(window).strip().lower())
-    seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
+    seconds = int(found[1]) * UNITS_S[found[2] or "s"] if found else 0
     if not 1 <= seconds <= _LONGEST_S:
         raise InvalidArgument(f"a window is like 1h, 1d, 7d or a number of seconds up to 50 years, not {window!r}")
     return seconds
@@ -89,16 +87,16 @@ def _read(groups: Sequence[Sequence[int]], spans: Sequence[Span]) -> float:
 
 
 _DAY_S = 86400
-_MAX_WINDOWS = 400
 # of one file; a file with more windows (a wrong clock) is not merged
-_FOLD_RATIO = 4
+_MAX_WINDOWS = 400
 # a table is merged again if it has at most this many times the new entries
-_MAX_TABLES = 8
+_FOLD_RATIO = 4
 # of one window; more are merged, however large they are
-_STEP_ENTRIES = 1 << 17
+_MAX_TABLES = 8
 # about this many entries of a job are in one slot of its coarsest window
-_ENTRIES_PER_SLOT = 4
+_STEP_ENTRIES = 1 << 17
 # as `SlotMap.for_count` chooses
+_ENTRIES_PER_SLOT = 4
 
 
 @dataclass(frozen=True, slots=True)
