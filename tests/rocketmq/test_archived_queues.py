@@ -463,16 +463,17 @@ def test_segments_that_are_replaced_meanwhile_are_looked_for_again(life):
         assert page == queue[: len(page)] != []
 
 
-def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(life):
+@pytest.mark.parametrize(("code", "shown"), [(END, b""), (105, b'"readQueueNums":2')], ids=["the end", "the route"])
+def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(life, code, shown):
     storage, _ = life
     with IndexReader.open(storage.uri) as reader:
         segments = len(reader.archived())
         reader.topics()
         broker = ReadOnlyBroker(reader, max_requests=segments - 1)
         broker.topics("orders")
-        codes = [ask(broker, END, "orders").code for _ in range(segments + 1)]
-        assert codes[0] == 2
-        assert codes[-1] == 0
+        answers = [ask(broker, code, "orders") for _ in range(segments + 1)]
+    assert (answers[0].code, answers[-1].code) == (2, 0)
+    assert shown in answers[-1].body
 
 
 def test_whatever_bit_flips_no_other_message_is_answered(life):
@@ -493,15 +494,3 @@ def test_whatever_bit_flips_no_other_message_is_answered(life):
                     at += len(page)
                 assert answer.code == (19 if at == 60 else 1)
         storage.put(name, whole)
-
-
-def test_a_route_has_no_number_of_queues_that_could_not_be_read(life):
-    storage, _ = life
-    with IndexReader.open(storage.uri) as reader:
-        segments = len(reader.archived())
-        reader.topics()
-        broker = ReadOnlyBroker(reader, max_requests=segments - 1)
-        broker.topics("orders")
-        answers = [ask(broker, 105, "orders") for _ in range(segments + 1)]
-    assert answers[0].code == 2
-    assert b'"readQueueNums":2' in answers[-1].body

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -173,8 +173,12 @@ def test_a_file_that_was_replaced_is_noticed(storage: SqliteStorage, path: Path,
         assert [info.name for info in another.list()] == ["elsewhere", "object"]
 
 
-def test_an_interrupt_before_a_fork_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python forks in spite of an error in a handler, and then calls the handlers behind the fork."""
+@pytest.fixture
+def forking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SqliteStorage, ...]]:
+    """Yield two storages, whose connections are still open. An interrupt has ended the handlers before a fork.
+
+    Python forks in spite of an error in a handler, and then calls the handlers behind the fork.
+    """
 
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
@@ -182,37 +186,25 @@ def test_an_interrupt_before_a_fork_leaves_no_lock(tmp_path: Path, monkeypatch: 
     with SqliteStorage(tmp_path / "a.db") as one, SqliteStorage(tmp_path / "b.db") as other:
         for storage in (one, other):
             storage.put("object", b"x")
-        first = next(iter(connections._pools))
-        monkeypatch.setattr(first._state, "wait_for", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            connections._before_fork()
-        connections._after_fork(child=False)
-        assert not connections._registry_lock.locked() and not connections._held
-        monkeypatch.undo()
-        for storage in (one, other):
-            assert storage.get("object") == b"x"
+        with monkeypatch.context() as patched:
+            patched.setattr(next(iter(connections._pools))._state, "wait_for", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                connections._before_fork()
+        yield one, other
 
 
-def test_a_child_does_not_use_connections_that_its_fork_could_not_close(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An interrupt ends the handlers before the fork. The connections of all databases are then still open."""
+def test_an_interrupt_before_a_fork_leaves_no_lock(forking: tuple[SqliteStorage, ...]) -> None:
+    connections._after_fork(child=False)
+    assert not connections._registry_lock.locked() and not connections._held
+    for storage in forking:
+        assert storage.get("object") == b"x"
 
-    def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
 
-    with SqliteStorage(tmp_path / "a.db") as one, SqliteStorage(tmp_path / "b.db") as other:
-        for storage in (one, other):
-            storage.put("object", b"x")
-        monkeypatch.setattr(next(iter(connections._pools))._state, "wait_for", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            connections._before_fork()
-        # as in the child
-        connections._after_fork(child=True)
-        monkeypatch.undo()
-        for storage in (one, other):
-            with pytest.raises(StorageUnavailable, match="was in use"):
-                storage.get("object")
+def test_a_child_does_not_use_connections_that_its_fork_could_not_close(forking: tuple[SqliteStorage, ...]) -> None:
+    connections._after_fork(child=True)
+    for storage in forking:
+        with pytest.raises(StorageUnavailable, match="was in use"):
+            storage.get("object")
 
 
 def test_a_child_writes_although_a_thread_waited_for_the_fork_before_its_write(path: Path) -> None:

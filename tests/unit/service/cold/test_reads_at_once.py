@@ -4,6 +4,7 @@ may need.
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -76,21 +77,18 @@ def test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be(days, reader_
     assert (days.storage.most_at_once, len(days.storage.reads)) == (THREADS, FILES)
 
 
-def test_files_that_the_answers_at_hand_do_not_spare_are_read_side_by_side(brokers, reader_of):
+@pytest.mark.parametrize(
+    ("end_ms", "alone"),
+    [(None, 1), (BASE_MS + 2_000_000, 0)],
+    ids=["none ends before the answers of the first", "all reach to the end of the range"],
+)
+def test_files_that_no_answer_spares_are_read_side_by_side(brokers, reader_of, end_ms, alone):
     reader = reader_of(brokers)
-    # the first search finds enough answers, but no other file ends before them
-    answer = in_rounds(brokers.storage, lambda: reader.query("t", "k", max_count=1), THREADS, FILES, alone=1)
+    ask = partial(reader.query, "t", "k", end_ms=end_ms, max_count=1)
+    answer = in_rounds(brokers.storage, ask, THREADS, FILES, alone=alone)
     assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
     assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
     assert answer.status == "truncated"
-
-
-def test_files_that_reach_to_the_end_of_the_range_are_read_at_once(brokers, reader_of):
-    reader = reader_of(brokers)
-    end_ms = BASE_MS + 2_000_000
-    answer = in_rounds(brokers.storage, lambda: reader.query("t", "k", end_ms=end_ms, max_count=1), THREADS, FILES)
-    assert [Answer.of(item) for item in answer] == brokers.expected("t", "k", max_count=1)
-    assert (brokers.storage.most_at_once, len(brokers.storage.reads)) == (THREADS, FILES)
 
 
 # the number of entries of each key in the file of each day, newest first
