@@ -4,11 +4,13 @@ Only its own bytes are removed. The certificate is true.
 """
 
 import contextlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.cases import each
 from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
@@ -213,6 +215,21 @@ def test_giant_slots_and_cursors(native):
         assert {answer.offset for answer in native.model.query("orders", "hot", max_count=None)} <= shown
     assert wipe(native, keys=("hot",), now=True, grace_s=0).status == "erased"
     native.check()
+
+
+def test_a_batch_leaves_out_an_erased_queue_of_a_giant_slot(merging):
+    life = merging(settings={"items": 13_000})
+    numbers = np.arange(12_000)
+    life.index.put_batch(batch(12_000, key="hot", queue_id=numbers % 3, timestamp_ms=BASE_MS + numbers * 1000))
+    life.publish()
+    wipe(life, "t", queue_id=1, before_ms=BASE_MS + 6_000_000)
+    asked = [Lookup(topic, "hot", max_count=12_000) for topic in ("u", "t")]
+    with life.reader() as reader:
+        nothing, found = reader.query_many(asked)
+        assert found.items == reader.query("t", "hot", max_count=12_000).items
+    queues = Counter((item.queue_id, item.timestamp_ms < BASE_MS + 6_000_000) for item in found)
+    assert not nothing.items
+    assert queues == {(0, True): 2000, (2, True): 2000, (0, False): 2000, (1, False): 2000, (2, False): 2000}
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
