@@ -243,14 +243,13 @@ class SegmentUploads:
                     return False
                 _compare(known, whole)
                 return self._publish(replace(whole, queues=lambda: section), known.name)
-            for other in state.segments_of(store):
-                if other.start < given.end and given.start < other.end:
-                    raise CorruptFile(
-                        _called(*given.place),
-                        f"overlaps {other.name}, which is archived already: the log was recreated",
-                        expected=(other.start, other.end),
-                        found=(given.start, given.end),
-                    )
+            if (other := state.segment_overlapping(*given.place, given.end)) is not None:
+                raise CorruptFile(
+                    _called(*given.place),
+                    f"overlaps {other.name}, which is archived already: the log was recreated",
+                    expected=(other.start, other.end),
+                    found=(given.start, given.end),
+                )
             return self._publish(given)
 
     def _sweep(self, store: str, state: LogState) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, map_of, record, text, tuple_of
@@ -48,11 +49,13 @@ _QUARANTINE_WINDOW_S = 1 << 31
 _STEPS, _MOST_CHANGED = 64, 10_000
 # most bytes of objects' texts that the next state copies, and most texts that it cuts out
 _MOST_TEXT, _MOST_CUT = 4 << 20, 8
+_START = attrgetter("start")
 
 
 def _newest(
     known: tuple[int | None, int | None], more: Iterable[StoredObject | LostObject]
 ) -> tuple[int | None, int | None]:
+    """Return the last second outside the quarantine, and in it, of what is `known` and of `more`; None: there is none."""
     found: tuple[list[int], list[int]] = ([], [])
     for second, seconds in zip(known, found, strict=True):
         seconds.extend([] if second is None else [second])
@@ -135,12 +138,18 @@ class LogState:
     def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that has byte `offset` of its log; None: there is none."""
         found = self.segments_of(store)
-        at = bisect_right(found, offset, key=lambda segment: segment.start) - 1
+        at = bisect_right(found, offset, key=_START) - 1
         return found[at] if at >= 0 and offset < found[at].end else None
 
     def segments_of(self, store: str) -> list[ArchivedSegment]:
         """Return the archived segments of `store`, by their start."""
         return self._by_store.get(store, [])
+
+    def segment_overlapping(self, store: str, start: int, end: int) -> ArchivedSegment | None:
+        """Return the last archived segment of `store` with a byte of its log from `start` to before `end`."""
+        found = self.segments_of(store)
+        at = bisect_left(found, end, key=_START) - 1
+        return found[at] if at >= 0 and start < found[at].end else None
 
     @property
     def newest_ms(self) -> int | None:
@@ -317,8 +326,9 @@ class LogReplay:
         self._begun = self._now = begun
         self._added: list[StoredObject] = []
         self._removed: list[StoredObject] = []
+        self._placed: dict[tuple[str, int], ArchivedSegment] = {}  # the last segment added at each place
+        self._thinned: set[str] = set()  # stores of removed segments
         self._is_chained = False
-        self._places: set[tuple[str, int]] | None = None  # places of the archived segments, when first needed
 
     @property
     def number(self) -> int:
@@ -346,9 +356,6 @@ class LogReplay:
         if now is self._begun:
             now = replace(now, objects=layered(now.objects), archive=layered(now.archive))
         objects, archive, genesis = now.objects, now.archive, now.genesis or record.genesis
-        if record.archive and self._places is None:
-            self._places = {segment.place for segment in archive.values()}
-        places = self._places if self._places is not None else set()
         for name in record.remove:
             if (gone := objects.pop(name, None)) is not None:
                 self._removed.append(gone)
@@ -356,7 +363,7 @@ class LogReplay:
                 segment = archive.pop(name, None)
                 if segment is None:
                     raise CorruptFile(file, f"removes {name!r}, which does not exist")
-                places.discard(segment.place)
+                self._thinned.add(segment.store)
         for added in record.add:
             if added.name in objects:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
@@ -364,10 +371,10 @@ class LogReplay:
             objects[added.name] = added
             self._added.append(added)
         for segment in record.archive:
-            if segment.name in archive or segment.place in places:
+            there = self._placed.get(segment.place) or self._begun.segment_at(*segment.place)
+            if segment.name in archive or (there is not None and archive.get(there.name) is there):
                 raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
-            archive[segment.name] = segment
-            places.add(segment.place)
+            archive[segment.name] = self._placed[segment.place] = segment
         known, held = now.chain + record.digest[:DIGEST_DIGITS] if record.digest else "", now.batches
         later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
         root = {record.root: (record.number, record.attempt)} if record.root else {}
@@ -399,6 +406,8 @@ class LogReplay:
 
     def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
         """Update cached properties of the state before, because computing them takes time for each object."""
+        if (stores := known.get("_by_store")) is not None:
+            into["_by_store"] = self._stores(stores)
         added = [stored for stored in self._added if self._now.objects.get(stored.name) is stored]
         if (texts := self._texts(known.get("_texts"), added)) is not None:
             into["_texts"] = texts
@@ -411,6 +420,20 @@ class LogReplay:
         newest_s = known.get("_newest_s")
         if newest_s is not None and not self._removed and self._now.lost == self._begun.lost:
             into["_newest_s"] = _newest(newest_s, added)
+
+    def _stores(self, known: dict[str, list[ArchivedSegment]]) -> dict[str, list[ArchivedSegment]]:
+        stores, archive, placed = dict(known), self._now.archive, self._placed
+        for store in self._thinned & stores.keys():
+            stores[store] = [one for one in stores[store] if archive.get(one.name) is one and one.place not in placed]
+        for segment in placed.values():
+            if archive.get(segment.name) is segment:
+                store = segment.store
+                if stores.get(store) is known.get(store):
+                    stores[store] = [*known.get(store, ())]
+                insort(stores[store], segment, key=_START)
+        if stores.keys() == known.keys() and all(stores.values()):
+            return stores
+        return {store: stores[store] for store in sorted(stores) if stores[store]}
 
     def _texts(self, known: Texts | None, added: list[StoredObject]) -> Texts | None:
         removed = [stored for stored in self._removed if self._begun.objects.get(stored.name) is stored]
