@@ -53,6 +53,7 @@ RULES = [
 ]
 PANELS = json.loads((DEPLOY / "grafana/tiered-index.json").read_text())["panels"]
 DAY_S = 86_400
+REGION = botocore.configprovider.BOTOCORE_DEFAUT_SESSION_VARIABLES["region"][1]
 
 
 def of_kind(*kinds: str) -> list[Any]:
@@ -66,6 +67,11 @@ def pod(one: Any) -> Any:
 
 WORKLOADS = of_kind("StatefulSet", "Deployment", "CronJob")
 OURS = [(one, c) for one in WORKLOADS for c in pod(one)["spec"]["containers"] if c["image"].startswith("tiered-index")]
+
+
+def region_of(container: dict[str, Any]) -> Any:
+    """Return the reference to the region, which a container must set by name: EKS adds a region to others."""
+    return next(one["valueFrom"]["configMapKeyRef"] for one in container["env"] if one["name"] == REGION)
 
 
 def arguments(unit: str) -> list[str]:
@@ -274,6 +280,7 @@ def test_kubernetes_accepts_the_rendered_overlays(overlay: Path) -> None:
                 continue
             assert re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", container["image"])
             assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
+            assert region_of(container)["name"] == settings["metadata"]["name"]
             name, *given = container["args"]
             CLI[name].make_context(name, list(given))
     reader = by_name["Deployment", "tiered-index-reader"]["spec"]["template"]["spec"]
@@ -580,9 +587,9 @@ def test_the_buffers_alert_fires_before_either_bound() -> None:
 
 
 def test_overlays_set_the_region_by_the_variable_that_boto3_reads() -> None:
-    variable = botocore.configprovider.BOTOCORE_DEFAUT_SESSION_VARIABLES["region"][1]
+    assert all(region_of(container) == {"name": "tiered-index", "key": REGION} for _, container in OURS)
     for file in (DEPLOY / "kubernetes").rglob("kustomization.yaml"):
         for made in yaml.safe_load(file.read_text()).get("configMapGenerator", []):
             if made["name"] == "tiered-index":
                 names = {literal.partition("=")[0] for literal in made["literals"]}
-                assert variable in names and names <= {"BUCKET", variable, "AWS_ENDPOINT_URL_S3"}, file
+                assert REGION in names and names <= {"BUCKET", REGION, "AWS_ENDPOINT_URL_S3"}, file
