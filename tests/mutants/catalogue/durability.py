@@ -80,10 +80,10 @@ given-up-half: an abandoned file is deleted although its journal may have entrie
   tests/regressions/test_bursts_of_disk_faults.py::test_a_file_that_is_given_up_is_nothing_to_a_reader_however_far_its_deletion_went
 compact-deletes-first: the unsealed file is deleted before its compacted form has its name
   in Lifecycle._compact
-  - root.write_file(target, pieces, f"compacting
+  - root.write_file(target, self._renewing(pieces), f"compacting
   + root.disk.unlink(file.journal_path)
   + root.disk.unlink(file.path)
-  + root.write_file(target, pieces, f"compacting
+  + root.write_file(target, self._renewing(pieces), f"compacting
   tests/reliability/test_crashes.py::test_every_crash[lifecycle]
 local-put-name-unsynced: an object's name is not durable when the put returns
   in DurableFiles.place

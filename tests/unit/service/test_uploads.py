@@ -18,6 +18,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
+from tiered_index.service.lifecycle.context import sealed_form
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.lifecycle.publication import Upload, stored_file
 from tiered_index.service.log.log import StorageLog
@@ -531,6 +532,33 @@ def test_an_upload_that_takes_longer_than_the_lease_renews_it(open_index, storag
     with plain_files():
         upload(index)
     assert slow.states == ["alive"] * 4
+
+
+@pytest.mark.parametrize("step", ["_make_filter", "sealed_form"])
+def test_work_on_local_files_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock, monkeypatch, step):
+    states = []
+
+    def slow():
+        clock.advance(25)
+        states.append(writer_of(storage).state)
+
+    class SlowPieces:
+        def __init__(self, file):
+            self.form = sealed_form(file)
+
+        def compacted(self, *args):
+            for piece in self.form.compacted(*args):
+                slow()
+                yield piece
+
+    index = open_index("root", lease_ttl_s=60)
+    for number in range(1 if step == "sealed_form" else 4):
+        index.put("t", 0, "k", number, 1, T + 1000 * number)
+        index.seal()
+    slow_step = SlowPieces if step == "sealed_form" else lambda file: slow()
+    monkeypatch.setattr(f"tiered_index.service.lifecycle.lifecycle.{step}", slow_step)
+    index.run_lifecycle()
+    assert len(states) > 2 and set(states) == {"alive"}
 
 
 class SlowListings(Slow):

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.writing.appenders import QUARANTINE
+from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import taken_bytes
 
 _log = logging.getLogger(__name__)
@@ -125,10 +126,10 @@ class Lifecycle:
             for file in sealed:
                 # filters before the first compaction, which takes longer and also reports damage
                 self._step(f"the filter of {file.file_id}", partial(_make_filter, file))
+                self._renew_meanwhile()
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
-                if not self._is_away:
-                    self._renew()
+                self._renew_meanwhile()
             if progress.compacted:
                 # a compaction frees arrays as large as its file
                 give_back()
@@ -275,6 +276,11 @@ class Lifecycle:
         if "lease" not in self._failed and session.is_renewal_due:
             self._step("lease", renew)
 
+    def _renew_meanwhile(self) -> None:
+        """Renew the lease during work on local files, which doesn't wait for a storage that is unavailable."""
+        if not self._is_away:
+            self._renew()
+
     def _claim(self) -> None:
         context, session = self._context, self._context.session
         if session.fenced is not None:
@@ -370,8 +376,13 @@ class Lifecycle:
         root = self._context.root
         target = root.index_path(COMPACTED, file.file_id)
         pieces = sealed_form(file).compacted(file.entries(), file.filter_bytes)
-        root.write_file(target, pieces, f"compacting {file.path}")
+        root.write_file(target, self._renewing(pieces), f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
+
+    def _renewing(self, pieces: Iterable[Bytes]) -> Iterator[Bytes]:
+        for piece in pieces:
+            self._renew_meanwhile()
+            yield piece
 
     def _upload(self, file: CompactedFile) -> None:
         """Publish a compacted file, unless the log has it, and move it to ``uploaded``. Idempotent."""
