@@ -40,10 +40,17 @@ _FOOTERS = 16
 Field = tuple[str, None] | tuple[None, str | int]
 
 
-def _table(storage: Storage | None, name: str) -> ParquetTable:
-    """Read the footer of a file of a storage, or of a local one (None)."""
-    place = LocalFile(Path(name)) if storage is None else StoredFile(name, storage, name, storage.head(name).size_bytes)
-    return ParquetTable(place, "us")
+def _table(storage: Storage | None, name: str) -> tuple[ParquetTable, tuple[int, int]]:
+    """Read the footer of a file of a storage, or of a local one (None). Return it with the file's size and time."""
+    if storage is not None:
+        info = storage.head(name)
+        return ParquetTable(StoredFile(name, storage, name, info.size_bytes), "us"), (info.size_bytes, info.modified_ms)
+    path = Path(name)
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InvalidArgument(f"{name}: {error.strerror}") from error
+    return ParquetTable(LocalFile(path), "us"), (found.st_size, found.st_mtime_ns)
 
 
 def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -64,15 +71,17 @@ def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 class ParquetFiles:
     """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows).
 
-    `schema` has the columns that all files have, with the widest type, and `topic_id` if one file has it. `unusable`
-    has by column the reason why it can't be a field. `partitions` are columns from the names of the folders, with one
-    value for each file.
+    `written` are size and time of change of each file. They differ if another file replaced it. `schema` has the
+    columns that all files have, with the widest type, and `topic_id` if one file has it. `unusable` has by column the
+    reason why it can't be a field. `partitions` are columns from the names of the folders, with one value for each
+    file.
     """
 
     files: Sequence[tuple[str, str]]
     address_of: AddressOf
     schema: pa.Schema
     groups: Sequence[tuple[int, int, int]]
+    written: Sequence[tuple[int, int]]
     unusable: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, pa.Array] = field(default_factory=dict)
 
@@ -82,6 +91,7 @@ class ParquetFiles:
     ) -> ParquetFiles:
         """Read the footers, some at once. Raises `CorruptFile`, as the storage."""
         groups: list[tuple[int, int, int]] = []
+        written: list[tuple[int, int]] = []
         # the type of each column, and the first file that has it
         kinds: dict[str, tuple[pa.DataType, str]] = {}
         in_files: Counter[str] = Counter()
@@ -92,7 +102,8 @@ class ParquetFiles:
             uris = dict.fromkeys(uri for uri, _ in files if uri)
             storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
             tables = pool.map(lambda file: _table(storages.get(file[0]), file[1]), files)
-            for number, ((_, name), table) in enumerate(zip(files, tables, strict=True)):
+            for number, ((_, name), (table, of_file)) in enumerate(zip(files, tables, strict=True)):
+                written.append(of_file)
                 groups += [(number, group, rows) for group, rows in enumerate(table.group_rows)]
                 in_files.update(set(table.schema.names))
                 for column in table.schema:
@@ -115,7 +126,7 @@ class ParquetFiles:
                         unusable.setdefault(column.name, f"is twice in {name}")
         typed = {n: kind for n, (kind, _) in kinds.items() if in_files[n] == len(files) or n == "topic_id"}
         typed |= {name: values.type for name, values in folders.items() if name not in typed}
-        return cls(files, address_of, pa.schema(typed), groups, unusable, folders)
+        return cls(files, address_of, pa.schema(typed), groups, written, unusable, folders)
 
     def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
         """Return (file, row groups) for each task, with some tasks for each of `parallelism` cores."""
@@ -143,8 +154,9 @@ class ParquetFiles:
         number, groups = part
         uri, name = self.files[number]
         with ExitStack() as held:
-            table = _table(held.enter_context(self.address_of(uri).open()) if uri else None, name)
-            if table.group_rows != [rows for file, _, rows in self.groups if file == number]:
+            table, written = _table(held.enter_context(self.address_of(uri).open()) if uri else None, name)
+            listed = [rows for file, _, rows in self.groups if file == number]
+            if (written, table.group_rows) != (self.written[number], listed):
                 raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that does not change")
             for group in groups:
                 # a batch without columns would have no rows
