@@ -1,14 +1,26 @@
 """An index remembers some settings. Others may differ at the next start, or are refused."""
 
+import errno
+import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
-from tests.support.rounds import upload
+from tests.support.disk_faults import FaultDisk
+from tests.support.rounds import compact_only, upload
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    SchemaMismatch,
+    StorageMisconfigured,
+    StorageUnavailable,
+)
 from tiered_index.service import index as index_module
 from tiered_index.service import threads as threads_module
 from tiered_index.storage.local.storage import LocalStorage
@@ -173,3 +185,38 @@ def test_an_interrupted_opening_that_takes_long_leaves_the_root_free(open_index,
     index = open_index("root")
     index.put("t", 0, "k", 1, 1, T)
     assert len(index.query("t", "k")) == 1
+
+
+def refusing(path, call):
+    def act(*args, **named):
+        if path in args:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return call(*args, **named)
+
+    return act
+
+
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
+def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index, faulty, monkeypatch, state):
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+    if state == "compacted":
+        compact_only(index, faulty)
+    elif state == "uploaded":
+        upload(index)
+    index.close()
+    (path,) = (index.config.root / state).glob("*.index")
+    with monkeypatch.context() as patched:
+        for owner, name in ((Path, "open"), (FaultDisk, "open_rw")):
+            patched.setattr(owner, name, refusing(path, getattr(owner, name)))
+        with pytest.raises(StorageMisconfigured, match=rf"{path}.*; give this user access to it.*, out of the root"):
+            open_index("root")
+    for moved in path.parent.glob(f"{path.stem}.*"):
+        moved.rename(index.config.root.with_name(moved.name))
+    with open_index("root") as index:
+        if state == "uploaded":
+            assert len(index.query("t", "k").items) == 1
+        else:
+            with pytest.raises(CorruptFile, match=f"--lost {path.stem}"):
+                index.query("t", "k")

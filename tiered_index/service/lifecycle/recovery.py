@@ -4,8 +4,9 @@
 2. If an id is in two folders, the later state wins if it verifies and its name is durable.
 3. An unsealed file has the entries that its journal confirms. Chains and slots are rebuilt. A file without confirmed
    entries is deleted, because its name may not be durable.
-4. A file that can't be read is kept unchanged, and each lookup that needs it reports it. The same holds for a file that
-   is in the root's list but in no folder. A file that can't be deleted is left to the life cycle.
+4. A damaged file is kept unchanged, and each lookup that needs it reports it. The same holds for a file that is in the
+   root's list but in no folder. A file that can't be deleted is left to the life cycle.
+5. A file that the disk refuses to read or write may be whole, so recovery ends with an error.
 
 One thread, under the root's lock, before anything else runs.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from tiered_index.errors import (
     RootBehind,
     SchemaMismatch,
     StorageError,
+    StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
 )
@@ -107,6 +110,20 @@ class _ReadJournal(NamedTuple):
     error: TieredIndexError | None = None
 
 
+@contextlib.contextmanager
+def _way_out() -> Iterator[None]:
+    """Add advice to an error of the disk."""
+    try:
+        yield
+    except (StorageMisconfigured, StorageUnavailable) as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise type(error)(
+            f"{error}; give this user access to it, or repair the disk. If you can't, move the file, and its .journal "
+            f"if it has one, out of the root. The next start reports the file, unless the storage has it"
+        ) from error
+
+
 class _Recovery:
     """One recovery. `_ids` has the ids of the files in each folder, without dropped files."""
 
@@ -124,7 +141,7 @@ class _Recovery:
             _log.error("recovery: %s", error)
             gone = {}
             found.damaged.append(DamagedFile(LIST, LIST, error))
-        with disk_errors(f"recovering {root.path}"):
+        with _way_out(), disk_errors(f"recovering {root.path}"):
             if temporaries := root.temporaries():
                 for path in temporaries:
                     found.deletions.unlink([path])
