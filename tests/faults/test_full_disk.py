@@ -143,13 +143,13 @@ def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation
     """Calls fail until there is space again. A real disk refuses only some of them; a quota or a network disk may
     refuse any.
     """
-    struck = 0
+    struck = refused = 0
     # every eighth call; with a restart, other ones
     for nth in range(1 + 4 * restart, 120, 8):
         world, disk = make_world(), FaultDisk()
         world.settings["buffer_max_entries"] = 40
         disk.fail(operation, nth=nth, times=None, error=errno.ENOSPC)
-        before = 0
+        before = refused
         try:
             world.open(disk)
             for step in world.script():
@@ -157,9 +157,9 @@ def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation
                     step()
                 except BackPressure:
                     assert any("No space left" in problem for problem in world.service.health()["problems"])
-                    if not before:
+                    if refused == before:
                         world.check()
-                    before += 1
+                    refused += 1
         except DiskFull:
             disk.clear()
             world.open(disk)

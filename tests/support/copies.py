@@ -18,7 +18,7 @@ SEGMENT = bytes(range(256)) * 40
 
 
 def fill(life: Merging, days: int = 2, first: int = 0) -> None:
-    """Publish two files per day; the first day becomes a window table, and a segment is archived."""
+    """Publish two files per day."""
     for day in range(first, first + days):
         for hour in (1, 20):
             start = BASE_MS + day * DAY_MS + hour * HOUR_MS
