@@ -1,5 +1,6 @@
 """Permissions, sizes and rates of requests, and the end of lookups whose client has gone."""
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -236,6 +237,23 @@ def test_bodies_are_bounded_in_time_and_memory(index, monkeypatch):
         monkeypatch.setattr(listening, "_MOST_CONNECTIONS", 0)
         with pytest.raises(httpx.TransportError):
             httpx.get(client.base_url, trust_env=False)
+
+
+@pytest.mark.parametrize("taken", [0, 20 * gate._LEAST_BYTES_PER_S])
+def test_a_long_body_has_more_time(taken):
+    async def receive():
+        await asyncio.sleep(0.001)
+        return {"body": b"x"}
+
+    holder = SimpleNamespace(served=SimpleNamespace(caps=Caps()), held_bytes=0)
+    body = gate._Body(holder, receive)
+    body._began_s -= gate._BODY_S + 5
+    body.taken = taken
+    if taken:
+        assert asyncio.run(body.receive()) == {"body": b"x"}
+    else:
+        with pytest.raises(Refused, match="too slowly"):
+            asyncio.run(body.receive())
 
 
 def test_a_caller_has_its_rate(monkeypatch):

@@ -313,6 +313,11 @@ def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, cop
     result = look_up(spark, frame, storage=copied, max_count=5)
     assert calls == [before.number, states(copied).number] and result.plans == 2
     check(copied, [row.asDict() for row in result.frame.collect()], 5)
+    # each plan is too old
+    monkeypatch.setattr(module, "plan_lookup", lambda state, **more: real(before, **more))
+    monkeypatch.setattr(module, "_RETRIES", 1)
+    with pytest.raises(StorageUnavailable, match="during each of 2 plans"):
+        look_up(spark, frame, storage=copied)
     monkeypatch.undo()
     name = max(states(copied).objects.values(), key=lambda stored: stored.count).name
     LocalStorage(Path(urlsplit(copied).path)).delete(name)
