@@ -45,7 +45,7 @@ from tests.reliability.world import QUESTIONS, World
 from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.errors import TieredIndexError
+from tiered_index.errors import BackPressure, IndexClosed, StorageError, TieredIndexError
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -196,7 +196,7 @@ class Crashes:
 
     def _live(self, name: str, world: World, disk: FaultDisk, life: Callable[..., Any], *, struck: bool) -> None:
         """Run a scenario. With `struck`, its steps may raise typed errors."""
-        failures: tuple[type[BaseException], ...] = (TieredIndexError,) if struck else ()
+        failures: tuple[type[BaseException], ...] = (BackPressure, IndexClosed, StorageError) if struck else ()
         steps = life(world, disk)
         step: Callable[[], object] | None = None
 
