@@ -6,6 +6,7 @@ Memory of a task: a batch of up to 32 MiB and, for a file in a storage, the colu
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,12 +46,11 @@ def _table(storage: Storage | None, name: str) -> tuple[ParquetTable, tuple[int,
     if storage is not None:
         info = storage.head(name)
         return ParquetTable(StoredFile(name, storage, name, info.size_bytes), "us"), (info.size_bytes, info.modified_ms)
-    path = Path(name)
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise InvalidArgument(f"{name}: {error.strerror}") from error
-    return ParquetTable(LocalFile(path), "us"), (found.st_size, found.st_mtime_ns)
+    place = LocalFile(Path(name))
+    # of an open file, because network disks may give older times of a closed one
+    with place.open() as handle:
+        found = os.fstat(handle.fileno())
+    return ParquetTable(place, "us"), (found.st_size, found.st_mtime_ns)
 
 
 def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
