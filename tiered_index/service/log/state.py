@@ -55,7 +55,7 @@ _START = attrgetter("start")
 def _newest(
     known: tuple[int | None, int | None], more: Iterable[StoredObject | LostObject]
 ) -> tuple[int | None, int | None]:
-    """Return the last second outside the quarantine, and in it, of what is `known` and of `more`; None: there is none."""
+    """Return the last seconds outside the quarantine and in it, of those `known` and of `more`; None: there is none."""
     found: tuple[list[int], list[int]] = ([], [])
     for second, seconds in zip(known, found, strict=True):
         seconds.extend([] if second is None else [second])
