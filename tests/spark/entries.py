@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -147,13 +146,3 @@ def stored_rows(rows: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
         (r["topic"], hash_key(r["topic"], r["key"]), r["queue_id"], r["offset"], r["size"], r["timestamp_ms"] // 1000)
         for r in rows
     )
-
-
-def explained(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines that the option `explain` wrote to a folder, by kind; the folder is empty afterwards."""
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for path in folder.glob("*.json"):
-        line = json.loads(path.read_text())
-        lines.setdefault(line["kind"], []).append(line)
-        path.unlink()
-    return lines

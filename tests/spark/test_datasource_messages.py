@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -16,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructField, StructType
 
-from tests.spark.entries import BEGIN_MS, explained, states
+from tests.spark.entries import BEGIN_MS
 from tests.support.damage import flip, flipped
 from tests.support.store_writer import StoreWriter
 from tests.support.stored_messages import compress
@@ -28,10 +30,11 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segmen
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark import register
+from tiered_index.spark.addresses import READ
 from tiered_index.spark.build import log_sources
 from tiered_index.spark.build.sources import entry_frame
 from tiered_index.spark.datasource import messages as module
-from tiered_index.spark.datasource.messages import MessageSource
+from tiered_index.spark.datasource.messages import MessageReader, MessageSettings, MessageSource
 from tiered_index.spark.failures import typed_errors
 
 SEGMENT = 20_000
@@ -168,38 +171,22 @@ def test_segments_of_an_archive(filled, archived, tmp_path):
         source(archive).streamReader(source(archive).schema())
 
 
-def test_requests_to_an_archive_are_reported(archived, tmp_path):
-    (storage, closed), folder = archived, tmp_path / "explained"
-    uri = f"file://{storage}"
-    rows = rows_of(batch(f"archive:{uri}", explain=f"file://{folder}"))
-    lines = explained(folder)
-    every, tasks, [plan] = [line for kind in lines.values() for line in kind], lines["task"], lines["plan"]
-    assert all(line["requests"] == sum(line["requests_by_kind"].values()) and line["elapsed_ms"] >= 0 for line in every)
-    assert (sum(line["rows"] for line in tasks), sum(line["files"] for line in tasks)) == (len(rows), len(closed))
-    told = {(line["index"], line["log_number"], line["ended"]) for line in every}
-    assert rows and told == {(uri, states(uri).number, "whole")}
-    assert sum(line["bytes"] for line in every) > sum(segment.file_size for segment in closed)
+def test_the_read_of_an_archived_segment_makes_two_requests(archived):
+    storage, closed = archived
+    settings, counted = MessageSettings.of("rocketmq_commitlog", {"path": f"archive:file://{storage}"}), []
+    address = replace(settings.archive, request_stats=SimpleNamespace(add=counted.append))
+    reader = MessageReader(replace(settings, archive=address), settings.columns)
+    assert all(batches for batches in map(list, map(reader.read, reader.partitions())))
+    of_tasks = counted[1:]
+    assert len(of_tasks) == len(closed)
     # the table of each segment; one range covers its pieces
-    assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in tasks)
-    assert sum(line["requests"] for line in every) == plan["requests"] + 2 * len(closed) and plan["requests"] > 0
-    with pytest.raises(InvalidArgument, match="within the index"):
-        source(f"archive:{uri}", explain=f"{uri}/explained").schema()
-
-
-def test_reads_of_local_files_have_no_requests_to_tell(store, tmp_path):
-    for given in (f"file://{tmp_path}/explained", f"file://{store}"):
-        with pytest.raises(InvalidArgument, match="option explain is for reads of an archive"):
-            source(store, explain=given).schema()
-    with pytest.raises(ConfigError, match="memory://"):
-        source(store, explain="memory://told").schema()
-    assert source(store, explain=" ").schema() == source(store).schema()
-    with pytest.raises(InvalidArgument, match="option explain"):
-        Stream(store, explain=f"file://{tmp_path}/explained")
-    assert not (tmp_path / "explained").exists()
+    assert all((one["get_suffix"], one["get_range"]) == (1, 1) for one in of_tasks)
+    assert all(one.total() == 2 + one[READ] for one in of_tasks)
+    assert sum(one[READ] for one in of_tasks) > sum(segment.file_size for segment in closed)
 
 
 def test_bad_options_and_places(filled, tmp_path):
-    known = "path, body, skipCorrupt, store, maxBytesPerTrigger, explain"
+    known = "path, body, skipCorrupt, store, maxBytesPerTrigger"
     for options, message in (
         ({"bodies": "none"}, f"unknown option 'bodies'; the options are {known}"),
         ({"body": "half"}, "body is plain or stored or none"),
@@ -208,6 +195,8 @@ def test_bad_options_and_places(filled, tmp_path):
     ):
         with pytest.raises(InvalidArgument, match=message):
             source(filled, **options).schema()
+    with pytest.raises(ConfigError, match="memory://"):
+        source("archive:memory://x").schema()
     with pytest.raises(InvalidArgument, match="no such folder"):
         batch(tmp_path / "nothing")
     with pytest.raises(InvalidArgument, match="commitlog/"):

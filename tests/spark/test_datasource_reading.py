@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.types import StructField, StructType
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, explained, messages, put_files, states, stored_rows, sweep
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, put_files, states, stored_rows, sweep
 from tests.spark.in_process import build_here
 from tests.storage.scripted_server import error
-from tests.support.counting_proxy import Action, counting_proxy, times
+from tests.support.counting_proxy import Action, counting_proxy
 from tests.support.merging import BASE_MS, RegionItem
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock, SystemClock
@@ -246,59 +246,6 @@ def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     last = max(r["timestamp_ms"] for r in rows)
     assert scan(uri, beginMs=f"{last}", key="nobody's") == []
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
-
-
-def asked_and_sent(proxy):
-    """Return the requests, and the bytes of responses that are no listings."""
-    exchanges = proxy.reset()
-    return len(exchanges), sum(one.bytes for one in exchanges if "/index/" in one.key)
-
-
-def test_explain_has_the_requests_that_the_proxy_counts(stored, tmp_path):
-    uri, rows, proxy, files = stored
-    folder = tmp_path / "explained"
-    for options, kept in (({"maxPartitionBytes": "5m"}, len(rows)), ({"key": "key-7", "topic": "orders"}, None)):
-        proxy.reset()
-        found = sum(map(len, scan(uri, explain=f"file://{folder}", **options)))
-        lines = explained(folder)
-        assert {kind: len(lines[kind]) for kind in ("schema", "plan")} == {"schema": 1, "plan": 1}
-        [plan] = lines["plan"]
-        asked = {name: options.get(name) for name in ("topic", "key")}
-        assert plan["selection"] == {**asked, "begin_ms": None, "end_ms": None}
-        every = [line for kind in lines.values() for line in kind]
-        assert (sum(line["requests"] for line in every), sum(line["bytes"] for line in every)) == asked_and_sent(proxy)
-        assert all(line["requests"] == sum(line["requests_by_kind"].values()) for line in every)
-        assert sum(line["rows"] for line in every) == found and (kept is None or found == kept)
-        known = uri.replace("s3a", "s3")
-        told = {(line["index"], line["log_number"], line["ended"]) for line in every}
-        assert told == {(known, states(known).number, "whole")}
-        assert sum(line["files"] for line in lines["task"]) == len(files)
-    # one attempt fails, and one is abandoned
-    proxy.fault = times(100, Action(flip_byte=0), lambda request: request.key == files[0])
-    with pytest.raises(CorruptFile):
-        scan(uri, explain=f"file://{folder}")
-    assert [line["ended"] for line in explained(folder)["task"]] == ["failed"]
-    proxy.reset()
-    made = EntrySource(CaseInsensitiveDict({"path": uri, "explain": f"file://{folder}"}))
-    reader = made.reader(made.schema())
-    [part] = reader.partitions()
-    batches = reader.read(part)
-    first = next(batches)
-    batches.close()
-    lines = explained(folder)
-    [line] = lines["task"]
-    assert (line["ended"], line["rows"]) == ("stopped", len(first)) and len(first) < len(rows)
-    assert sum(line["requests"] for kind in lines.values() for line in kind) == asked_and_sent(proxy)[0]
-    second = rows[0]["timestamp_ms"] // 1000 * 1000
-    scan(uri, topic="orders", beginMs=f"{second}", explain=f"file://{folder}")
-    [plan] = explained(folder)["plan"]
-    assert plan["selection"] == {"topic": "orders", "key": None, "begin_ms": second, "end_ms": None}
-    # the read fails if the place for its lines is unusable
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageMisconfigured, match="Not a directory"):
-        scan(uri, explain=f"file://{tmp_path}/file/explained")
-    with pytest.raises(InvalidArgument, match="within the index"):
-        scan(uri, explain=uri.replace("/index?", "/index/explained?"))
 
 
 def test_damage_and_denial_name_the_object(stored):

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
@@ -39,6 +42,11 @@ class StorageAddress:
         """Return the storage; the caller closes it. Raises `ConfigError`."""
         storage = open_storage(self.uri, options=self.options)
         return storage if self.request_stats is None else _CountedStorage(storage, self.request_stats)
+
+    def state(self) -> LogState:
+        """Return the newest state of the log of an index. Raises `NotAnIndex`, the storage's errors."""
+        with self.open() as storage:
+            return StorageLog(storage, SystemClock()).open()
 
 
 # Returns the address of a storage's URI

@@ -21,12 +21,12 @@ from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition
+from tiered_index.spark.datasource.options import Options, TaskPartition
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.frames import arrow_schema
 
-_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "explain")
+_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes")
 _PARTITION_BYTES = 64 << 20
 _COLUMNS = arrow_schema(
     "topic string, key_hash int, key string, queue_id int, offset long, size int, timestamp timestamp"
@@ -50,14 +50,14 @@ class EntrySource(DataSource):
         """Return the columns of the index's entries, for which it reads the log. Raises the storage's errors."""
         options = self._options()
         selection = Selection.of_options(options)
-        return columns_of(_schema_of(_address(options).state("schema")), keyed=selection.key is not None)
+        return columns_of(_schema_of(StorageAddress(options.path).state()), keyed=selection.key is not None)
 
     def reader(self, schema: StructType) -> EntryReader:
         """Return a reader of the entries that the options select."""
         options = self._options()
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
-        return EntryReader(_address(options), selection, size, schema)
+        return EntryReader(StorageAddress(options.path), selection, size, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
         """Return the writer of a DataFrame."""
@@ -77,14 +77,14 @@ class EntrySource(DataSource):
 class EntryReader(DataSourceReader):
     """Plans and reads one scan of the entries that the options select."""
 
-    address: ExplainedAddress
+    address: StorageAddress
     selection: Selection
     partition_bytes: int
     schema: StructType
 
     def partitions(self) -> list[InputPartition]:
         """Return one partition for each task, all of the same log position. Driver."""
-        state = self.address.state("plan", self.selection.to_dict())
+        state = self.address.state()
         require_columns(self.schema, self._columns(_schema_of(state)), f"the index in {self.address.uri}")
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
@@ -92,19 +92,13 @@ class EntryReader(DataSourceReader):
         """Yield a task's entries. Executor."""
         if isinstance(partition, TaskPartition):  # Spark makes another kind if there are no partitions
             plan: TaskPlan = partition.value
-            with self.address.open("task") as (storage, line):
-                line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
+            with self.address.open() as storage:
                 own = require_columns(self.schema, self._columns(plan.schema), f"the index in {self.address.uri}")
                 for batch in read_task(plan, storage, to_arrow_schema(own, timezone="UTC")):
-                    line.rows += len(batch)
                     yield batch.rename_columns(self.schema.names)
 
     def _columns(self, schema: Schema) -> StructType:
         return columns_of(schema, keyed=self.selection.key is not None)
-
-
-def _address(options: Options) -> ExplainedAddress:
-    return ExplainedAddress(StorageAddress(options.path), options.explain())
 
 
 def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:

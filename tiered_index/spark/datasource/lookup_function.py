@@ -16,11 +16,9 @@ from typing import Any
 from pyspark.sql.types import DecimalType, StructType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import columns_of
@@ -61,8 +59,7 @@ class LookupFunction:
             if given is not None and (kind := given.dataType.simpleString()) not in kinds:
                 needed = "text is" if kinds[0] == "string" else "epoch milliseconds (unix_millis(time)) are"
                 raise InvalidArgument(f"{_USAGE}: {name} is {kind}; {needed} needed")
-        with StorageAddress(uri.value).open() as storage:
-            genesis = StorageLog(storage, SystemClock()).open().genesis
+        genesis = StorageAddress(uri.value).state().genesis
         assert genesis is not None
         return AnalyzeResult(columns_of(genesis.layout.schema, keyed=True))
 

@@ -39,11 +39,11 @@ from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import archive_in, archived_segments, check_is_here
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import ExplainedAddress, Line, Options, TaskPartition
+from tiered_index.spark.datasource.options import Options, TaskPartition
 from tiered_index.spark.frames import arrow_schema, gathered
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
+_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger")
 
 _COLUMNS = (
     "topic string, queue_id int, queue_offset long, physical_offset long, store_size int, store_timestamp timestamp, "
@@ -63,7 +63,7 @@ class MessageSettings:
     skip_corrupt: bool
     store: str | None
     max_bytes: int | None
-    archive: ExplainedAddress | None
+    archive: StorageAddress | None
     columns: StructType
 
     @classmethod
@@ -73,11 +73,9 @@ class MessageSettings:
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (", body binary" if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
-        size, told, path = options.size("maxBytesPerTrigger"), options.explain(), options.path
+        size, path = options.size("maxBytesPerTrigger"), options.path
         stored = path.startswith(_ARCHIVE) or local_path(path) is None
-        archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
-        if archive is None and told is not None:
-            raise InvalidArgument("option explain is for reads of an archive: a local commit log needs no requests")
+        archive = StorageAddress(path.removeprefix(_ARCHIVE)) if stored else None
         return cls(path, body, skips, options.text("store"), size, archive, columns)
 
     @property
@@ -102,7 +100,7 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 class Stretch:
     """Messages that begin at commit log offsets [begin, end) of one segment, local in `folder` or `archived`.
 
-    `is_whole`: the log is known to reach `end`, so less is an error. `log_number` is the storage's log position.
+    `is_whole`: the log is known to reach `end`, so less is an error.
     """
 
     begin: int
@@ -110,7 +108,6 @@ class Stretch:
     folder: str = ""
     archived: ArchivedSegment | None = None
     is_whole: bool = False
-    log_number: int | None = None
 
 
 class MessageReader(DataSourceReader):
@@ -137,9 +134,8 @@ class MessageReader(DataSourceReader):
 
 def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
     if settings.archive is not None:
-        state = settings.archive.state("plan")
-        for one in archived_segments(state, settings.store, settings.path):
-            yield Stretch(one.start, one.end, archived=one, log_number=state.number)
+        for one in archived_segments(settings.archive.state(), settings.store, settings.path):
+            yield Stretch(one.start, one.end, archived=one)
         return
     folder = settings.folder
     if not folder.is_dir():
@@ -153,16 +149,13 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
 
     Raises `CorruptFile` except with skipCorrupt, `MissingOffsets` for a cut log.
     """
-    with _opened(stretch, settings) as (reader, line):
-        line.log_number, line.files = stretch.log_number, 1
+    with _opened(stretch, settings) as reader:
         wanted = to_arrow_schema(schema, timezone="UTC")
         own = require_columns(schema, settings.columns, settings.path).names
         messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
         rows = ((message, _body(message, settings) if "body" in own else None) for message in messages)
         for held in gathered(rows, _row_bytes, _BATCH_BYTES):
-            batch = _arrow(held, wanted, own)
-            line.rows += len(batch)
-            yield batch
+            yield _arrow(held, wanted, own)
 
 
 def _body(message: Message, settings: MessageSettings) -> bytes | None:
@@ -181,15 +174,15 @@ def _row_bytes(row: tuple[Message, bytes | None]) -> int:
 
 
 @contextlib.contextmanager
-def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
+def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[CommitLogReader]:
     if stretch.archived is None:
         reader = CommitLogReader(Path(stretch.folder), chunk_bytes(stretch.end - stretch.begin), check_crc=True)
         check_is_here(reader, stretch.begin)
-        yield reader, Line()
+        yield reader
         return
     assert settings.archive is not None
-    with settings.archive.open("task") as (storage, line):
-        yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt), line
+    with settings.archive.open() as storage:
+        yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt)
 
 
 def chunk_bytes(size_bytes: int) -> int:

@@ -63,15 +63,6 @@ class Selection:
             LATEST if end is None else high,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the selection, JSON-ready; None: not restricted."""
-        return {
-            "topic": self.topic,
-            "key": self.key,
-            "begin_ms": None if self.second_min == EARLIEST else self.second_min * 1000,
-            "end_ms": None if self.second_max == LATEST else self.second_max * 1000 + 999,
-        }
-
 
 # Cost of opening an object, in bytes read.
 _OPENING_BYTES = 4 << 20
