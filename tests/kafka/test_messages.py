@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive, ingest
@@ -74,7 +75,7 @@ def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, 
 
     def away(_, places):
         asked.extend(places)
-        return SimpleNamespace(answers=[answer], of=lambda _: answer.result())
+        return [{TopicPartition(topic, 0): answer}]
 
     monkeypatch.setattr(KafkaBroker, "ranges", away)
     monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)

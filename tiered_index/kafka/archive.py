@@ -35,8 +35,6 @@ from tiered_index.storage.local.files import encode
 if TYPE_CHECKING:
     from tiered_index.kafka.source import KafkaSource
 
-# of an index whose keys a function gave
-FUNCTION = ("function",)
 KEYS_NOTE = "tiered_index.keys"
 """The values of `--key`, in the footer of a file: a list in JSON."""
 # those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
@@ -186,8 +184,7 @@ class KafkaArchiver:
         self._check_log(name)  # also before the read, which is useless while topic ids can't be read
         records, end = self._read(name, begin, until)
         self._check_log(name)
-        function = self.source.keys.function is not None
-        file = encode_records(records, FUNCTION if function else self.source.all_keys().given)
+        file = encode_records(records, self.source.all_keys().given)
         self.archived += self._index.archive_columns(name.store, begin, end - begin, file)
         return True
 

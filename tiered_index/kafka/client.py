@@ -38,7 +38,6 @@ kafka: Any = confluent_kafka
 T = TypeVar("T")
 Place = tuple[str, int]
 """Topic and number of a partition."""
-SCHEME = "kafka://"
 TIMEOUT_S = 30.0
 # of a request that is sent again later
 STEP_S = 5.0
@@ -183,37 +182,25 @@ def id_in(answer: Future[Any]) -> str:
     return "".join(f"{word % (1 << 64):016x}" for word in words) if any(words) else ""
 
 
-class Ranges:
-    """Asks for the ranges of partitions' logs, all at once. One broker that is away delays all answers to the timeout.
+Ranges = list[dict[Any, Future[Any]]]
+"""The answers about the begins and the ends of partitions' logs."""
 
-    With `committed` a log ends before its first open transaction.
-    """
 
-    def __init__(self, admin: Any, places: Iterable[Place], *, committed: bool = True) -> None:
-        places = list(places)
-        level = kafka.IsolationLevel.READ_COMMITTED if committed else kafka.IsolationLevel.READ_UNCOMMITTED
-        self._ends: list[dict[Any, Future[Any]]] = []
-        for end in (kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest()):
-            asked_of = {kafka.TopicPartition(*place): end for place in places}
-            options = {"isolation_level": level, "request_timeout": STEP_S}
-            self._ends.append(admin.list_offsets(asked_of, **options) if places else {})
+def answers_of(ranges: Ranges) -> list[Future[Any]]:
+    """Return the answers, to wait for."""
+    return [answer for answers in ranges for answer in answers.values()]
 
-    @property
-    def answers(self) -> list[Future[Any]]:
-        """The answers, to wait for."""
-        return [answer for answers in self._ends for answer in answers.values()]
 
-    def of(self, place: Place) -> tuple[int, int]:
-        """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`."""
+def range_in(ranges: Ranges, place: Place) -> tuple[int, int]:
+    """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`."""
 
-        def offsets() -> tuple[int, int]:
-            answers = [answers[kafka.TopicPartition(*place)] for answers in self._ends]
-            begin, end = (int(answer.result().offset) for answer in answers)
-            if min(begin, end) < 0:  # the client's answer for a leader that did not answer in time
-                raise StorageUnavailable(f"{what}: its broker does not answer")
-            return begin, end
+    def offsets() -> tuple[int, int]:
+        begin, end = (int(answers[kafka.TopicPartition(*place)].result().offset) for answers in ranges)
+        if min(begin, end) < 0:  # the client's answer for a leader that did not answer in time
+            raise StorageUnavailable(f"{what}: its broker does not answer")
+        return begin, end
 
-        return asked(what := "{}/{}".format(*place), offsets)
+    return asked(what := "{}/{}".format(*place), offsets)
 
 
 def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: threading.Event | None = None) -> T:
@@ -282,17 +269,24 @@ class KafkaBroker:
         return open_consumer({**few, **self.settings})
 
     def ranges(self, places: Iterable[Place]) -> Ranges:
-        """Ask for the ranges of partitions' logs."""
-        return Ranges(self.admin, places, committed=self.settings.get("isolation.level") != "read_uncommitted")
+        """Ask for the ranges of partitions' logs, all at once. With `read_committed` a log ends before its first open
+        transaction. One broker that is away delays all answers to the timeout.
+        """
+        parts = [kafka.TopicPartition(*place) for place in places]
+        is_open = self.settings.get("isolation.level") == "read_uncommitted"
+        level = kafka.IsolationLevel.READ_UNCOMMITTED if is_open else kafka.IsolationLevel.READ_COMMITTED
+        options = {"isolation_level": level, "request_timeout": STEP_S}
+        specs = kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest()
+        return [self.admin.list_offsets(dict.fromkeys(parts, spec), **options) if parts else {} for spec in specs]
 
     def range(self, place: Place, stopped: threading.Event | None = None) -> tuple[int, int]:
         """Return the first offset of a partition, and the offset after its last record. Raises as `asked`."""
 
         def ask() -> tuple[int, int]:
             ranges = self.ranges([place])
-            while wait(ranges.answers, _WAIT_S).not_done:
+            while wait(answers_of(ranges), _WAIT_S).not_done:
                 _check_time(where, stopped)
-            return ranges.of(place)
+            return range_in(ranges, place)
 
         return asked(where := "{}/{}".format(*place), ask, TIMEOUT_S, stopped)
 

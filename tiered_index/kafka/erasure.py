@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import FUNCTION, encode_records, keys_of_file, records_of
-from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.archive import encode_records, keys_of_file, records_of
+from tiered_index.kafka.keys import FUNCTION, Keys
 from tiered_index.kafka.names import Name
 from tiered_index.service.erasure.erase import EraseRequest
 from tiered_index.service.erasure.segments import FoundMessages
@@ -45,10 +45,9 @@ class RecordsToErase:
         except (CorruptFile, ObjectNotFound) as error:
             return FoundMessages(problem=str(error))
         told = {*self.keys, *keys_of_file(file)}
-        if request.keys and not told.isdisjoint(FUNCTION):
+        if request.keys and FUNCTION in told:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
-        before_s, sought = self.before_ms // 1000, set(request.keys)
-        keys = Keys(tuple(told - set(FUNCTION)) or ("key",), are_new=False)
+        before_s, sought, keys = self.before_ms // 1000, set(request.keys), Keys.by_rules(told)
         records = records_of(decode_columns(file))
         kept, others = [], list[str]()
         for record in records:

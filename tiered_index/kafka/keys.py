@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tiered_index.errors import ConfigError, InvalidArgument, install_hint
 from tiered_index.kafka.record import KafkaRecord, key_text
@@ -22,6 +22,8 @@ except ModuleNotFoundError:  # the extra is not installed
 
 KeyFunction = Callable[[KafkaRecord], Iterable[str]]
 NAMED = 10
+FUNCTION = "function"
+"""In place of the rules of an index or a file whose keys a function gave."""
 
 
 def _texts(found: Any) -> Iterator[str]:
@@ -64,7 +66,10 @@ class Keys:
     def __post_init__(self) -> None:
         self._headers, self._paths = [], []
         self._by_key = False
-        for text in self.given if self.function is None else ():
+        if self.function is not None:
+            self.given = (FUNCTION,)
+            return
+        for text in self.given:
             kind, _, name = text.partition(":")
             if text == "key":
                 self._by_key = True
@@ -74,6 +79,11 @@ class Keys:
                 self._paths.append(self._compiled(name, check=self.are_new))
             else:
                 raise InvalidArgument(f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id")
+
+    @classmethod
+    def by_rules(cls, told: Iterable[str]) -> Self:
+        """Return the extraction by the rules of an index and its files, without that of a function."""
+        return cls(tuple({*told} - {FUNCTION}) or ("key",), are_new=False)
 
     @staticmethod
     def _compiled(path: str, *, check: bool) -> Any:

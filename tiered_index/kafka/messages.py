@@ -14,9 +14,9 @@ from functools import partial
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
-from tiered_index.kafka.archive import FUNCTION, keys_of_file, records_of
+from tiered_index.kafka.archive import keys_of_file, records_of
 from tiered_index.kafka.client import Deleted, KafkaBroker
-from tiered_index.kafka.keys import KeyFunction, Keys
+from tiered_index.kafka.keys import FUNCTION, KeyFunction, Keys
 from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -194,10 +194,9 @@ class KafkaMessages:
         return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
 
     def _carries(self, told: set[str], record: KafkaRecord, key: str) -> bool:
-        given = Keys(tuple(told - set(FUNCTION)) or ("key",), are_new=False)
-        if key in given.of(record):
+        if key in Keys.by_rules(told).of(record):
             return True
-        if not told.isdisjoint(FUNCTION) and self.function is None:
+        if FUNCTION in told and self.function is None:
             raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
         return self.function is not None and key in self.function(record)
 

@@ -64,6 +64,7 @@ from tiered_index.kafka.client import (
     KafkaAddress,
     KafkaBroker,
     Place,
+    answers_of,
     ask_ids,
     asked,
     error_of,
@@ -72,6 +73,7 @@ from tiered_index.kafka.client import (
     is_passing,
     kafka,
     open_consumer,
+    range_in,
     record_of,
 )
 from tiered_index.kafka.keys import Keys
@@ -220,7 +222,7 @@ class KafkaSource:
             self.broker.close()
             raise
         self._has_begun = True
-        for key in self.keys.given if self.keys.function is None else ("function",):
+        for key in self.keys.given:
             index_key = f"{KEYS_PREFIX}{key}"
             if self.index.durable_position(index_key) is None:
                 self.index.put_batch(_NO_ENTRIES, index_key, 1)
@@ -329,12 +331,12 @@ class KafkaSource:
                 self._waiting.add(place)
         waiting = frozenset(self._waiting)
         ranges = self.broker.ranges(there)
-        yield ranges.answers
+        yield answers_of(ranges)
         durable = self._newest_names() if waiting else {}
         away = {}
         for place in sorted(there):
             try:
-                begin, end = ranges.of(place)
+                begin, end = range_in(ranges, place)
                 if place in waiting & self._waiting:
                     self._take_up(place, durable.get(place), ids.get(place[0], ""), begin, end)
             except StorageUnavailable as error:
@@ -372,10 +374,7 @@ class KafkaSource:
             is_other = bool(name.topic_id and topic_id) and topic_id != name.topic_id
             if before is None and self.restart:
                 same_log = not is_other and (bool(name.topic_id) or self._is_archived_log(name, begin) is not False)
-                partition.name = partition.name.begun_again(same_log=same_log)
-                partition.position = partition.read = begin
-                if not same_log:
-                    self._note_begin(partition)
+                self._begin_again(partition, begin, same_log)
             elif is_other:
                 self._start_anew(partition, begin, "its topic was deleted and created again", same_log=False)
             elif (is_lost := before is not None and before.is_out_of_range) or not name.topic_id:
@@ -392,19 +391,20 @@ class KafkaSource:
             source, position = f"{BEGIN_PREFIX}{partition.name.store}", partition.position
             self._pending.append(_Read(partition, Batch(source=source, position=position, columns=_NO_ENTRIES), None))
 
+    def _begin_again(self, partition: Partition, at: int, same_log: bool) -> None:
+        """Continue at an offset, under the name of another generation."""
+        partition.name = partition.name.begun_again(same_log=same_log)
+        partition.position = partition.read = at
+        if not same_log:
+            self._note_begin(partition)
+
     def _start_anew(self, partition: Partition, at: int, why: str, same_log: bool) -> None:
         """Read a partition again from an offset, and report a loss. `same_log`: its archive continues."""
         before = partition.position
-        partition.name = partition.name.begun_again(same_log=same_log)
-        partition.position = partition.read = at
+        self._begin_again(partition, at, same_log)
         partition.newest_ms = None
-        if not same_log:
-            self._note_begin(partition)
         problem = f"{partition.place}: {why}: it is read from {at:,}"
         self._pending.append(self._passed(partition, at, Loss("rewritten", min(at, before), before, None, problem)))
-
-    def _archived_end(self, name: Name) -> int | None:
-        return archived_end(self.index.segment_archive.state(), name.store)
 
     def _continue(self, partition: Partition, begin: int, end: int, is_lost: bool) -> None:
         """Continue in a log that may be another one or, if the client has lost its place (`is_lost`), was cut.
@@ -417,7 +417,7 @@ class KafkaSource:
                 self._start_anew(partition, begin, "a record is not the one that was archived", same_log=False)
         elif begin <= position <= end:
             found, other = self._compared(partition, begin)
-            has_archive = self._archived_end(partition.name) is not None
+            has_archive = archived_end(self.index.segment_archive.state(), partition.name.store) is not None
             if is_lost and other is not None:  # else a replica was behind its leader
                 why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
                 # records before the cut may wait for the archive
@@ -432,11 +432,7 @@ class KafkaSource:
             target = begin if self.restart_at == "begin" else end
             loss = _gap(partition, begin, end, target)
             if target < position:
-                same_log = is_archived is True
-                partition.name = partition.name.begun_again(same_log=same_log)
-                partition.position = target
-                if not same_log:
-                    self._note_begin(partition)
+                self._begin_again(partition, target, same_log=is_archived is True)
             self._pending.append(self._passed(partition, target, loss))
 
     def _compared(self, partition: Partition, begin: int) -> tuple[bool, int | None]:
@@ -481,8 +477,7 @@ class KafkaSource:
         """Return the extraction of all keys that this run and earlier runs put."""
         if self.keys.function is not None:
             return self.keys
-        given = {*self.keys.given, *keys_in(self.index.durable_positions())}
-        return Keys(tuple(given - {"function"}), are_new=False)
+        return Keys.by_rules({*self.keys.given, *keys_in(self.index.durable_positions())})
 
     def _newest_names(self) -> dict[Place, tuple[Name, int]]:
         newest: dict[Place, tuple[Name, int]] = {}

@@ -204,8 +204,8 @@ kafka-shows-collisions: a record of another key with an equal hash is shown as a
   + carried = True
   tests/kafka/test_messages.py::test_a_colliding_key_is_never_shown_as_a_match[True]
 kafka-range-of-an-error: the begin of a partition is read from an error response
-  in Ranges.of
-  - begin, end = (int(answer.result().offset) for answer in answers)
-  + begin, end = (0 if answer.exception() else int(answer.result().offset) for answer in answers)
+  in range_in
+  - int(answers[kafka.TopicPartition(*place)].result().offset) for answers in ranges
+  + 0 if (one := answers[kafka.TopicPartition(*place)]).exception() else int(one.result().offset) for answers in ranges
   tests/kafka/test_faults.py::test_no_error_makes_the_range_of_a_partition_another_one[errors1]
 """)
