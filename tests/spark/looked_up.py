@@ -16,9 +16,7 @@ import pyarrow.compute as pc
 from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.lookup.answers import answer_partitions
-from tiered_index.spark.lookup.lookup import bounded
 from tiered_index.spark.lookup.packing import KeysCensus, pack_keys, pack_lookups
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, plan_lookup
 from tiered_index.spark.lookup.search import REPORT, TaskReport, search_asked, search_task
@@ -62,13 +60,9 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
         "prices": PriceTable(),
         **options,
     }
-    bounds = LookupLimits(*(chosen.pop(name, None) for name in ("max_requests", "max_bytes")))
     rows = chosen.pop("rows", len(lookups))
     seconds = min(lows, default=0) // 1000, max(highs, default=0) // 1000
-    plan = plan_lookup(state, sorted({q.topic for q in lookups}), seconds, rows, **chosen)
-    if bounds == LookupLimits():
-        return plan
-    return replace(plan, limits=bounded(held(plan, lookups), rows, bounds).limits, bounds=bounds)
+    return plan_lookup(state, sorted({q.topic for q in lookups}), seconds, rows, **chosen)
 
 
 def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:

@@ -24,14 +24,7 @@ from tests.support.cold_index import without_summary
 from tests.support.damage import flip
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
-from tiered_index.errors import (
-    BudgetExceeded,
-    ConfigError,
-    CorruptFile,
-    InvalidArgument,
-    NotAnIndex,
-    StorageUnavailable,
-)
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
@@ -101,7 +94,7 @@ def check(storage, rows, max_count):
 def test_answers_are_a_readers(spark, index):
     seen = []
     frame, tell = spark.createDataFrame(ROWS, KEYS), lambda *said: seen.append(said)
-    result = look_up(spark, frame, storage=index, max_count=5, max_requests=10_000, max_bytes=1 << 30, progress=tell)
+    result = look_up(spark, frame, storage=index, max_count=5, progress=tell)
     check(index, [row.asDict() for row in result.frame.collect()], 5)
     assert (result.rows, result.skipped_null, result.plans, result.failed) == (len(ROWS), 0, 1, ())
     # a repeated row is one lookup
@@ -243,11 +236,9 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
     row = ("orders", "key-1", None, None, 1)
     for rows, options, error, message in (
         ([row], {"max_count": 0}, InvalidArgument, "max_count"),
-        ([row], {"max_bytes": -1}, InvalidArgument, "max_bytes"),
         ([row], {"dry_run": True}, TypeError, "dry_run"),
         ([row], {"messages": "archive"}, ConfigError, "commit log"),
         ([row], {"storage": f"file://{tmp_path}/nothing"}, NotAnIndex, "nothing"),
-        ([row], {"max_requests": 3}, BudgetExceeded, "share of max_requests=3"),
         ([("orders", "key-1", 5000, 4000, 1)], {}, InvalidArgument, r"begin_ms 5000.*end_ms 4000"),
         ([row, ("orders", "", None, None, 1)], {}, InvalidArgument, "column 'key': the key '' of topic 'orders' is 0 "),
     ):

@@ -25,14 +25,13 @@ from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tests.support.stored_messages import compress
 from tiered_index import Lookup
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lookup.messages import Fetched
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import task as task_module
 from tiered_index.spark.lookup import answers, packing, search
-from tiered_index.spark.lookup import lookup as lookup_job
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
 
@@ -151,7 +150,7 @@ def test_answers_of_small_pieces(life, monkeypatch):
     """These do not change an answer: windows of a run, rows passed on at once, batches with too many pairs, filters at
     any price.
     """
-    monkeypatch.setattr(search, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(search, "_WINDOW_BYTES", 1)
     monkeypatch.setattr(search, "_CHUNK", 16)
     monkeypatch.setattr(search, "_ALONE", 0)
     monkeypatch.setattr(search, "_FILTER_SHARE", 0)
@@ -405,20 +404,6 @@ def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
                 assert (status, entries, why) == (result.status, entries_of(result), None)
 
 
-def test_bounds_are_shared_out(life):
-    lookups = lookups_in(life)
-    free = looked_up(life.storage, plan_of(life.state, lookups), lookups)
-    read = sum(report.bytes_read for report in free.reports)
-    for name, most in (("max_requests", free.requests // 2), ("max_bytes", read // 2)):
-        recorder = Recorder(life.storage)
-        with pytest.raises(BudgetExceeded):
-            looked_up(recorder, plan_of(life.state, lookups, **{name: most}), lookups)
-        recorder.reset()
-        found = looked_up(recorder, plan_of(life.state, lookups, allow_partial=True, **{name: most}), lookups)
-        assert (len(recorder.reads) if name == "max_requests" else recorder.delivered) <= most
-        assert any(report.failed for report in found.reports)
-
-
 def test_questions_hold_what_a_batch_does():
     lookups = [Lookup(topic=t, key=k, begin_ms=1500, end_ms=None) for t in ("t", "ü") for k in ("a", "😀", "x" * 999)]
     columns = [[q.topic for q in lookups], [q.key for q in lookups]]
@@ -456,38 +441,16 @@ def of_hours(made, count):
 
 
 @pytest.mark.parametrize("gap", [0, pytest.param(1 << 18, marks=pytest.mark.long)])
-def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
+def test_a_key_takes_two_requests_of_each_file_in_its_range(tmp_path, gap):
     made = Merging(tmp_path)
     settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap, block_cache_bytes=0)
+    files = {"one": HOURS, "two hours": 2, "nothing": 0}
     for name, lookups in of_hours(made, 300).items():
-        free = plan_of(made.state, lookups, settings=settings)
-        costs = lookup_job.most_of(held(free, lookups), len(lookups))
-        most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
-        plan = plan_of(made.state, lookups, settings=settings, **most)
-        # the tasks share the whole bound; tasks without a question have no share
-        assert tuple(plan.limits) == (tuple(costs) if name != "nothing" else ((0, 0),) * len(plan.tasks))
+        plan, recorder = plan_of(made.state, lookups, settings=settings), Recorder(made.storage)
         assert len(plan.tasks) < HOURS
-        recorder = Recorder(made.storage)
         check(made, looked_up(recorder, plan, lookups), lookups)
-        assert len(recorder.reads) <= most["max_requests"] and recorder.delivered <= most["max_bytes"], name
-        if name in ("one", "two hours"):
-            assert most["max_requests"] == len(recorder.reads) == 2 * (HOURS if name == "one" else 2)
+        assert name not in files or len(recorder.reads) == 2 * files[name]
     made.close()
-
-
-def test_shares_add_up_and_are_named(life):
-    lookups = lookups_in(life)
-    free = plan_of(life.state, lookups)
-    costs = lookup_job.most_of(held(free, lookups), len(lookups))
-    for most in (0, 1, 7, 1000, 10**6 + 1):
-        plan = plan_of(life.state, lookups, max_requests=most)
-        assert sum(share for share, _ in plan.limits) == most and {read for _, read in plan.limits} == {None}
-        for (share, _), (cost, _) in zip(plan.limits, costs, strict=True):
-            assert abs(share - most * cost / sum(cost for cost, _ in costs)) < 1
-    share_of = f"that is this task's share of max_requests=7 and max_bytes=1000000000 for all {len(free.tasks)} tasks"
-    named = rf"max_requests=\d reached before .* \(request \d\): raise the bound; {share_of}"
-    with pytest.raises(BudgetExceeded, match=named):
-        looked_up(life.storage, plan_of(life.state, lookups, max_requests=7, max_bytes=10**9), lookups)
 
 
 def test_times_of_text():

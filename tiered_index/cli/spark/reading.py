@@ -42,8 +42,6 @@ def lookup(
     nested: bool = Option(False, "--nested", help="Write one row per key, with its entries in an array."),
     allow_partial: bool = Option(False, "--allow-partial", help="Answer from the readable files, and name the others."),
     skip_null: bool = Option(False, "--skip-null", help="Skip rows without topic or key, and count them."),
-    max_requests: int | None = Option(None, min=0, help="Limit of requests, all tasks together."),
-    max_bytes: int | None = Option(None, min=0, help="Limit of bytes read, all tasks together."),
     messages: str | None = Option(
         None, metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
     ),
@@ -98,8 +96,6 @@ def lookup(
             columns=columns,
             allow_partial=allow_partial,
             skip_null=skip_null,
-            max_requests=max_requests,
-            max_bytes=max_bytes,
             config=config,
             progress=progress,
             **asked,

@@ -3,35 +3,27 @@
 The storage is read while `lookup` runs, and Spark keeps the data; the returned DataFrame reads the storage only if
 Spark lost it. If a merge removed an object meanwhile, the driver plans again at the log's newer position, up to
 `_RETRIES` times, then raises `StorageUnavailable`. One thread drives a lookup.
-
-Limits are divided among tasks in proportion to the most that each can need: a slot group for each lookup and object,
-and every object for lookups that tasks exchange. A hot slot, which is read in blocks, may need more.
 """
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.cold.path import ColdSettings, lost_error
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cleaned_up_on_error, rows_kept_singly
@@ -46,7 +38,7 @@ from tiered_index.spark.lookup.answers import (
 )
 from tiered_index.spark.lookup.keys import Keys, keys_of
 from tiered_index.spark.lookup.packing import TASK_SCHEMA, pack_lookups, take_census
-from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
+from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
 from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import Storage
@@ -135,8 +127,6 @@ def look_up(
     nested: bool = False,
     allow_partial: bool = False,
     skip_null: bool = False,
-    max_requests: int | None = None,
-    max_bytes: int | None = None,
     messages: str | None = None,
     config: IndexConfig | None = None,
     progress: Progress = no_progress,
@@ -150,15 +140,14 @@ def look_up(
     there are none; with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only
     with `allow_partial`, ``partial``: then `failed` names unreadable files, with the reason.
 
-    Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes` are
-    limits for all tasks together; each task gets a share. `messages` joins the messages, from ``archive`` or the folder
-    of a RocketMQ store.
+    Rows without topic or key are an error, or with `skip_null` left out and counted. `messages` joins the messages,
+    from ``archive`` or the folder of a RocketMQ store.
 
-    Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `StorageError`,
-    `CorruptFile` or `BudgetExceeded` for an object that can't be read.
+    Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `StorageError` or
+    `CorruptFile` for an object that can't be read.
     """
     check_classic(spark)
-    settings, limits = config or IndexConfig(), LookupLimits(max_requests, max_bytes)
+    settings = config or IndexConfig()
     given = opened_index(storage, settings, max_count=max_count, nested=nested, messages=messages)
     with given as (address, opened, log, taken), ExitStack() as ending:
         keys = keys_of(df, columns or {}, taken)
@@ -180,8 +169,6 @@ def look_up(
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
             plan = make_plan(log.state, lost=lost)
             plan = replace(plan, asked=census.asked(plan.kept_from))
-            if limits != LookupLimits():
-                plan = bounded(plan, census.rows, limits)
             shared = spark.sparkContext.broadcast(plan)
             kept, reports = _search(spark, census.lots, shared, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
@@ -314,59 +301,3 @@ def _answers(
             none = F.array().cast(answers.schema["entries"].dataType)
             joined = joined.withColumn("entries", F.coalesce("entries", none))
     return joined.drop(_LOOKUP), answers
-
-
-# Requests for a window of 16 MiB: ranges of at most 8 MiB that end with a slot group.
-_SPANS_A_WINDOW = 3
-Int64 = npt.NDArray[np.int64]
-
-
-def most_of(plan: LookupPlan, rows: int) -> list[tuple[int, int]]:
-    """Return the most (requests, bytes) that each task can need for `rows` rows of keys."""
-    if plan.asked is None:
-        held = [rows] * plan.objects
-    else:
-        slots, targets = plan.base_slots(plan.asked), (target for task in plan.tasks for target in task)
-        held = [int(np.count_nonzero(target.holds(slots, plan.asked))) for target in targets]
-    of_objects = iter(held)
-    costs = [[_most(plan, target, next(of_objects)) for target in task] for task in plan.tasks]
-    return [(sum(requests for requests, _ in task), sum(read for _, read in task)) for task in costs]
-
-
-def bounded(plan: LookupPlan, rows: int, bounds: LookupLimits) -> LookupPlan:
-    """Return the plan with `bounds` for all tasks, divided in proportion to `most_of`."""
-    costs = most_of(plan, rows)
-    limits = (bounds.max_requests, bounds.max_bytes)
-    shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate(limits)]
-    return replace(plan, limits=tuple(zip(*shares, strict=True)), bounds=bounds)
-
-
-def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
-    """Return shares of `limit` in proportion to `costs`, none less than its cost if the limit suffices for all."""
-    total = sum(costs)
-    if limit is None or not total:
-        return [limit] * len(costs)
-    shares = [limit * cost // total for cost in costs]
-    for place in sorted(range(len(costs)), key=lambda place: -(limit * costs[place] % total))[: limit - sum(shares)]:
-        shares[place] += 1
-    return list(shares)
-
-
-def _most(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the most (requests, bytes) of one object for `asked` lookups, each in another slot group.
-
-    They are for the directory, the filter if it is worth its cost, and ranges.
-    """
-    if not asked:
-        return 0, 0
-    stored, settings = target.stored, plan.settings
-    arrays = stored.items_bytes(plan.schema)
-    # at most: cut groups have further records
-    groups = max(1, stored.directory_length // GROUP_DTYPE.itemsize)
-    met = min(asked, groups)
-    # a group of many slots may have twice the mean length; groups within the gap are read as one range
-    read = min(arrays, math.ceil(met * (2 * arrays / groups + settings.coalesce_gap_bytes)))
-    request = search.request_bytes(settings)
-    with_filter = search.worth_a_filter(stored, asked, read + request * met, request)
-    requests = 1 + met + _SPANS_A_WINDOW * read // search.WINDOW_BYTES + with_filter
-    return requests, stored.size_bytes - stored.directory_position + read + stored.filter_length * with_filter

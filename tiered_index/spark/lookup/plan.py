@@ -27,7 +27,6 @@ from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
 
@@ -295,9 +294,8 @@ class LookupPlan:
 
     `lost` are objects that the log names and the storage lacks; `kept_from` is each topic's first epoch second that has
     not expired, empty if none has; `expired` also has the erased entries. Lookups are divided into `partitions`, which
-    bound memory: `answerers` tasks answer many of them, one at a time, since a Python task costs about 60 ms. `bounds`
-    are for all tasks, `limits` the shares (requests, bytes). `asked` are the distinct lookups (n), identified in blocks
-    by their places; None: they are too many, and tasks exchange them.
+    bound memory: `answerers` tasks answer many of them, one at a time, since a Python task costs about 60 ms. `asked`
+    are the distinct lookups (n), identified in blocks by their places; None: too many, and tasks exchange them.
     """
 
     number: int
@@ -310,8 +308,6 @@ class LookupPlan:
     allow_partial: bool
     settings: ColdSettings
     prices: PriceTable
-    bounds: LookupLimits = field(default_factory=LookupLimits)
-    limits: tuple[tuple[int | None, int | None], ...] = ()
     lost: frozenset[str] = field(default_factory=frozenset)
     kept_from: tuple[int, ...] = ()
     expired: Expired = NOTHING
@@ -375,7 +371,7 @@ def plan_lookup(
     prices: PriceTable,
     lost: frozenset[str] = frozenset(),
 ) -> LookupPlan:
-    """Return the plan for `rows` rows with ranges within `seconds` (inclusive), without bounds."""
+    """Return the plan for `rows` rows with ranges within `seconds` (inclusive)."""
     genesis = state.genesis
     assert genesis is not None
     found = [

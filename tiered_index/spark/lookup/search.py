@@ -16,17 +16,17 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
+from tiered_index.errors import CorruptFile, StorageError
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import Matches, first_rows
-from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, missing_error, spans_of
+from tiered_index.service.cold.path import ColdPath, MissingObject, missing_error, spans_of
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
@@ -37,7 +37,7 @@ from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 
-WINDOW_BYTES = 16 << 20
+_WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
 # Lookups of one search.
 _CHUNK = 1 << 20
@@ -124,7 +124,7 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
             yield Matches(np.repeat(one, len(rows)), rows)
     batch = batch.part(~alone)
     gap = plan.settings.coalesce_gap_bytes
-    for found in scan_matches(source, _runs_of(trailer, batch), batch, WINDOW_BYTES, gap_bytes=gap):
+    for found in scan_matches(source, _runs_of(trailer, batch), batch, _WINDOW_BYTES, gap_bytes=gap):
         damage = tuple([(batch.places[lookups], error) for lookups, error in found.damage])
         yield Matches(batch.places[found.lookups], found.rows, 0, damage)
 
@@ -139,30 +139,19 @@ def _runs_of(trailer: Trailer, batch: PackedBatch) -> Sequence[Run]:
 def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
     """Return the lookups that the object's filter does not exclude, all if it is not worth fetching."""
     stored, cold = source.stored, source.cold
-    request = request_bytes(plan.settings)
+    # a request costs as much as the gap that is read to save one, and at least a slot group
+    request = max(plan.settings.coalesce_gap_bytes, _LEAST_REQUEST_BYTES)
     spans = spans_of(_runs_of(trailer, batch), source.gap_bytes, stored.size_bytes)
     wanted = sum(span.length + request for span in spans)
-    if not worth_a_filter(stored, len(batch), wanted, request):
+    is_small = (stored.filter_length + request) * _FILTER_SHARE <= wanted
+    are_many = len(batch) >= max(_MANY, _MANY_PER_ENTRY * stored.count)
+    if not stored.filter_length or not (is_small or are_many):
         return batch
     hashes = batch.filter_hashes(keyed=cold.keyed)
     cold.filters.record_miss(stored, int(hashes[0]))
     if not cold.maybe_fetch_filter(stored):
         return batch
     return batch.part(~cold.filters.excludes_many(stored, hashes))
-
-
-def request_bytes(settings: ColdSettings) -> int:
-    """Return the cost of a request in bytes: the gap that is read to save one, and at least a slot group."""
-    return max(settings.coalesce_gap_bytes, _LEAST_REQUEST_BYTES)
-
-
-def worth_a_filter(stored: StoredObject, lookups: int, wanted: int, request: int) -> bool:
-    """Return whether to fetch an object's filter for so many lookups.
-
-    Without it, `wanted` bytes (with the cost of requests) are read.
-    """
-    is_small = (stored.filter_length + request) * _FILTER_SHARE <= wanted
-    return stored.filter_length > 0 and (is_small or lookups >= max(_MANY, _MANY_PER_ENTRY * stored.count))
 
 
 # `lookups` has records, or places in the plan's `asked` (i64).
@@ -220,10 +209,8 @@ def _searched(
     """Yield the blocks and the report of a task for its lookups (n), which blocks identify by `names` (n)."""
     report = TaskReport()
     if len(lookups):
-        limits = plan.limits[task] if plan.limits else (None, None)
         with between_tasks(), address.open() as opened:
             metered = MeteredStorage(opened, plan.prices)
-            metered.total.max_requests, metered.total.max_bytes = limits
             yield from _search_all(plan, metered, task, lookups, names, report)
             report.requests, report.bytes_read = metered.total.requests_by_kind, metered.total.bytes_read
     empty = pa.array([None], pa.binary())
@@ -253,12 +240,6 @@ def _search_all(
                 report.missing = error.name
                 return
             yield from _failed(plan, target, missing_error(error.name), names[here], report)
-        except BudgetExceeded as error:
-            given = " and ".join(f"{name}={bound}" for name, bound in asdict(plan.bounds).items() if bound is not None)
-            named = BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
-            if not plan.allow_partial:
-                raise named from error
-            yield from _failed(plan, target, named, names[here], report)
         except (StorageError, CorruptFile) as error:
             if not plan.allow_partial:
                 raise
