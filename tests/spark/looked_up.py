@@ -6,7 +6,7 @@ They work on any storage, and on one with faults.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,18 @@ class LookedUp:
             return self.answers[question.tobytes()]
         # a question without a block in any partition has no entry
         return self.answers.get(int(places_of(self.plan.asked, question)[0]), ("complete", [], None))
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row of an answer; its rows are in order, or it has one without an entry."""
+        question, status, failed, position = (row.pop(name) for name in ("_lookup", "status", "failed", "position"))
+        is_first = question not in self.answers
+        known = self.answers.setdefault(question, (status, [], failed))
+        assert (status, failed) == (known[0], known[2])
+        if position is None:
+            assert is_first and set(row.values()) == {None}
+        else:
+            assert position == len(known[1]) and is_first == (position == 0)
+            known[1].append(row)
 
     @property
     def requests(self) -> int:
@@ -104,28 +116,9 @@ def looked_up(
     for answerer in range(plan.answerers):
         mine = pa.array(gathered["partition"].to_numpy() % plan.answerers == answerer)
         blocks = gathered.filter(mine).sort_by([("partition", "ascending"), ("kind", "ascending")]).to_batches(7)
-        nested = {row["_lookup"]: row for b in answer_partitions(blocks, plan, nested=True) for row in b.to_pylist()}
-        flat = [row for b in answer_partitions(blocks, plan, nested=False) for row in b.to_pylist()]
-        _check_alike(nested, flat)
-        made.answers |= {question: (row["status"], row["entries"], row["failed"]) for question, row in nested.items()}
+        for row in [row for batch in answer_partitions(blocks, plan) for row in batch.to_pylist()]:
+            made.add(row)
     return made
-
-
-def _check_alike(nested: dict[bytes, dict[str, Any]], flat: Iterable[dict[str, Any]]) -> None:
-    """Assert that the flat rows and the arrays have the same entries."""
-    told: dict[bytes, list[dict[str, Any]]] = {question: [] for question in nested}
-    empty = set()
-    for row in flat:
-        question, status, failed, position = (row.pop(name) for name in ("_lookup", "status", "failed", "position"))
-        assert (status, failed) == (nested[question]["status"], nested[question]["failed"])
-        if position is None:
-            assert set(row.values()) == {None} and question not in empty
-            empty.add(question)
-        else:
-            assert position == len(told[question])
-            told[question].append(row)
-    assert told == {question: row["entries"] for question, row in nested.items()}
-    assert empty == {question for question, row in nested.items() if not row["entries"]}
 
 
 def _columns(lookups: Sequence[Lookup]) -> tuple[Any, Any, Any, Any]:

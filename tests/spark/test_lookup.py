@@ -30,7 +30,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.spark import build, look_up, lookup, merge
+from tiered_index.spark import build, look_up, lookup, merge, register
 from tiered_index.spark.lookup import packing as lookup_packing
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.answers import column_names
@@ -91,6 +91,14 @@ def check(storage, rows, max_count):
             assert entries == [tuple(getattr(item, name) for name in ENTRY) for item in answer]
 
 
+def offsets_by(name, rows):
+    """The offsets of each answer in its order, by a column of the keys."""
+    found = {}
+    for row in sorted(rows, key=lambda row: row["position"] or 0):
+        found.setdefault(row[name], []).extend([] if row["position"] is None else [row["offset"]])
+    return found
+
+
 def test_answers_are_a_readers(spark, index):
     seen = []
     frame, tell = spark.createDataFrame(ROWS, KEYS), lambda *said: seen.append(said)
@@ -128,25 +136,27 @@ def test_many_keys(spark, index, monkeypatch, held):
     result.release()
 
 
-def test_columns_by_name_constants_timestamps_and_nested_entries(spark, index):
+def test_columns_by_name_constants_and_timestamps(spark, index):
     frame = spark.createDataFrame([("key-0", "a"), ("key-1", "b")], "order_id string, `my id` string")
     frame = frame.withColumn("since", F.timestamp_millis(F.lit(BEGIN_MS + DAY_MS)))
     columns = {"key": "order_id", "begin_ms": "since", "topic": F.lit("orders")}
-    rows = lookup(spark, frame, storage=index, columns=columns, nested=True, max_count=1000).collect()
-    assert rows[0].__fields__ == ["order_id", "my id", "since", "topic", "status", "failed", "entries"]
+    rows = lookup(spark, frame, storage=index, columns=columns, max_count=1000).collect()
+    assert rows[0].__fields__ == ["order_id", "my id", "since", "topic", "status", "failed", "position", *ENTRY]
+    offsets = offsets_by("order_id", rows)
+    assert offsets.keys() == {"key-0", "key-1"}
     with IndexReader.open(index) as reader:
-        for row in rows:
-            answer = reader.query("orders", row.order_id, BEGIN_MS + DAY_MS, max_count=1000)
-            assert [entry.offset for entry in row.entries] == [item.offset for item in answer]
+        for key, found in offsets.items():
+            answer = reader.query("orders", key, BEGIN_MS + DAY_MS, max_count=1000)
+            assert found == [item.offset for item in answer]
     assert {row["my id"] for row in rows} == {"a", "b"}
 
 
 def test_no_keys_and_no_files_in_range(spark, index):
     empty = look_up(spark, spark.createDataFrame([], KEYS), storage=index)
     assert (empty.frame.collect(), empty.rows, empty.requests, empty.statuses) == ([], 0, 0, {})
-    early = look_up(spark, spark.createDataFrame([("orders", "key-0", 0, 1000, 1)], KEYS), storage=index, nested=True)
+    early = look_up(spark, spark.createDataFrame([("orders", "key-0", 0, 1000, 1)], KEYS), storage=index)
     (row,) = early.frame.collect()
-    assert (row.status, row.entries, early.requests, early.objects) == ("complete", [], 0, 0)
+    assert (row.status, row.position, early.requests, early.objects) == ("complete", None, 0, 0)
 
 
 def test_rows_with_nulls_are_named_or_counted(spark, index):
@@ -188,12 +198,11 @@ def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path, monkeypa
         writer.seal()
         writer.run_lifecycle()
     keys = spark.createDataFrame([("orders", "key-1")], "topic string, key string")
-    with pytest.raises(InvalidArgument, match=r"entries have a column 'status'.*nested"):
+    with pytest.raises(InvalidArgument, match=r"entries have a column 'status'.*function tiered_index_lookup"):
         lookup(spark, keys, storage=storage)
-    [row] = lookup(spark, keys, storage=storage, nested=True).collect()
-    assert (row.status, row.entries[0].status, row.entries[0].Region) == ("complete", 3, 4)
-    with pytest.raises(InvalidArgument, match="entries have a column 'status'"):
-        lookup(spark, keys.selectExpr("*", "1 AS region"), storage=storage)
+    register(spark)
+    [row] = spark.sql(f"SELECT * FROM tiered_index_lookup('{storage}', 'orders', 'key-1')").collect()
+    assert (row.status, row.Region) == (3, 4)
 
 
 def test_names_of_answers_are_accepted_in_any_case_of_letters(spark):
@@ -272,14 +281,15 @@ def test_damage_is_reported_by_slot_group(spark, copied):
     with open_storage(copied) as storage:
         without_summary(storage)
     frame = spark.createDataFrame(ROWS, KEYS)
-    result = look_up(spark, frame, storage=copied, allow_partial=True, nested=True, max_count=1000)
-    rows = {row.id: row for row in result.frame.collect()}
+    result = look_up(spark, frame, storage=copied, allow_partial=True, max_count=1000)
+    rows = result.frame.collect()
     with IndexReader.open(copied) as reader:
         alone = {row[4]: reader.query(*row[:4], max_count=1000, allow_partial=True) for row in ROWS}
     statuses = {number: answer.status for number, answer in alone.items()}
-    assert {number: row.status for number, row in rows.items()} == statuses
+    assert {row.id: row.status for row in rows} == statuses
     assert {"partial", "complete"} == {*statuses.values()}
-    assert {number: len(row.entries or ()) for number, row in rows.items()} == {n: len(a) for n, a in alone.items()}
+    counts = {number: len(offsets) for number, offsets in offsets_by("id", rows).items()}
+    assert counts == {number: len(answer) for number, answer in alone.items()}
     assert len(result.failed) == 1
     with pytest.raises(CorruptFile):
         look_up(spark, frame, storage=copied)
@@ -360,16 +370,16 @@ def test_bounds_that_are_text(spark, index, tmp_path):
     keys = tmp_path / "keys.csv"
     keys.write_text("order_id,since\n" + "".join(f"key-0,{text}\n" for text in since))
     command = f"lookup --storage {index} --keys {keys} --column key=order_id --topic orders"
-    told(f"{command} --column begin_ms=since --max 1000 --nested --out {tmp_path}/out")
+    told(f"{command} --column begin_ms=since --max 1000 --out {tmp_path}/out")
     rows = pq.read_table(tmp_path / "out").to_pylist()
     # null is no bound; the column itself stays in the rows
-    assert sorted(row["since"] or "" for row in rows) == sorted(since)
+    offsets = offsets_by("since", rows)
+    assert sorted(text or "" for text in offsets) == sorted(since)
     with IndexReader.open(index) as reader:
-        for row in rows:
-            begin_ms = None if row["since"] is None else parse_time(row["since"])
-            answer = reader.query("orders", "key-0", begin_ms, max_count=1000)
-            assert [entry["offset"] for entry in row["entries"]] == [item.offset for item in answer]
-    assert len({len(row["entries"]) for row in rows}) > 1
+        for text, found in offsets.items():
+            answer = reader.query("orders", "key-0", None if text is None else parse_time(text), max_count=1000)
+            assert found == [item.offset for item in answer]
+    assert len({len(found) for found in offsets.values()}) > 1
     keys.write_text("order_id,begin_ms\nkey-0,2023-11-16\nkey-1,yesterday\n")
     error = told(f"{command} --out {tmp_path}/no", code=2).error["message"]
     assert "column 'begin_ms': 'yesterday' is neither epoch milliseconds nor an ISO 8601 time" in error
@@ -386,13 +396,13 @@ def test_the_command(spark, index, tmp_path):
     check(index, pq.read_table(out).to_pylist(), 5)
     # CSV as input, Parquet objects of a storage as output
     (tmp_path / "keys.csv").write_text("order_id,begin_ms\nkey-0,\nkey-1,0\n")
-    nested = f"{lookup} {tmp_path}/keys.csv --column key=order_id --topic orders --nested"
-    assert told(f"{nested} --out {stored}").document["rows"] == 2
+    of_csv = f"{lookup} {tmp_path}/keys.csv --column key=order_id --topic orders"
+    assert told(f"{of_csv} --out {stored}").document["rows"] == 2
     for command, message in (
         (f"{lookup} {keys} --out {out}", "exists already"),
-        (f"{nested} --out {stored}", "has objects already"),
-        (nested, "no folder for the answers"),
-        (f"{nested} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
+        (f"{of_csv} --out {stored}", "has objects already"),
+        (of_csv, "no folder for the answers"),
+        (f"{of_csv} --column topic=order_id --out {tmp_path}/no", "by --column and for all rows"),
         (f"{lookup} {tmp_path}/none.csv --out {tmp_path}/no", "no such file"),
     ):
         assert message in told(command, code=2).error["message"]
@@ -432,13 +442,11 @@ def test_messages_are_joined(spark, store, tmp_path):
     for row in answered:
         assert row.message_state == ("archived" if row.offset < archived else "missing")
         assert row.message_body == (messages[row.offset].body() if row.offset < archived else None)
-    with pytest.raises(InvalidArgument, match="not to nested"):
-        look_up(spark, frame, storage=storage, messages="archive", nested=True)
     with pytest.raises(ConfigError, match="has no commitlog/"):
         look_up(spark, frame, storage=storage, messages=str(tmp_path))
 
 
 def test_the_column_of_joined_messages_replaces_none_of_the_callers(spark):
-    taken = column_names(PRESETS["native"].schema, nested=False, messages="archive")
+    taken = column_names(PRESETS["native"].schema, messages="archive")
     with pytest.raises(InvalidArgument, match="column '_message' of the keys"):
         keys_of(spark.createDataFrame([], "topic string, key string, _message string"), {}, taken)

@@ -98,7 +98,7 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, s3: S3Serve
         lookup(spark, asked(spark), storage=stored.uri)
     with pytest.raises(StorageMisconfigured, match=name):
         rows_of_key(spark, stored.uri)
-    result = look_up(spark, asked(spark), storage=stored.uri, allow_partial=True, nested=True)
+    result = look_up(spark, asked(spark), storage=stored.uri, allow_partial=True)
     assert result.frame is not None and result.objects == 5
     ((failed, why),) = result.failed
     assert failed == name and "AccessDenied" in why

@@ -39,7 +39,6 @@ def lookup(
     column: Column = None,
     topic: str | None = Option(None, help="Topic of all keys."),
     max_count: int = Option(64, "--max", min=1, help="Limit of entries per key, newest first."),
-    nested: bool = Option(False, "--nested", help="Write one row per key, with its entries in an array."),
     allow_partial: bool = Option(False, "--allow-partial", help="Answer from the readable files, and name the others."),
     skip_null: bool = Option(False, "--skip-null", help="Skip rows without topic or key, and count them."),
     messages: str | None = Option(
@@ -78,7 +77,7 @@ def lookup(
     # checked before Spark, which takes seconds to start
     check_out(out, config.s3)
     key_files(keys, config.s3)
-    asked: dict[str, Any] = {"max_count": max_count, "nested": nested, "messages": messages}
+    asked: dict[str, Any] = {"max_count": max_count, "messages": messages}
     with opened_index(storage, config, **asked):
         pass
     spark = spark_of(on)

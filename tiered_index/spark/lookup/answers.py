@@ -50,26 +50,22 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
 
 
-def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
+def column_names(schema: Schema, *, messages: str | None) -> list[str]:
     """Return the names of answers' columns. Raises `InvalidArgument` if a caller's column has the same name."""
     # `with_messages` makes and drops a column `_message`
     joined = ("_message", *MESSAGE_COLUMNS) if messages is not None else ()
     own = {"status", "failed", "position", *joined}
-    if not nested and (clash := schema.clashing(own)) is not None:
-        other = "look up with nested=True" if messages is None else "look up without messages"
-        has = f"the index's entries have a column {clash!r}"
-        raise InvalidArgument(f"{has}, which is the name of a column of answers: {other}")
-    entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
-    return ["_lookup", "status", "failed", *entry, *joined]
+    if (clash := schema.clashing(own)) is not None:
+        has = f"the index's entries have a column {clash!r}, which is the name of a column of answers"
+        raise InvalidArgument(f"{has}: look up by the table function tiered_index_lookup")
+    return ["_lookup", "status", "failed", "position", *(name for name, _ in entry_columns(schema)), *joined]
 
 
-def answer_schema(plan: LookupPlan, *, nested: bool) -> pa.Schema:
+def answer_schema(plan: LookupPlan) -> pa.Schema:
     """Return the schema of `answer_partitions`; `_lookup` identifies a lookup as in blocks."""
-    schema = plan.schema
-    columns = entry_columns(schema)
-    entries = [("entries", pa.list_(pa.struct(columns)))] if nested else [("position", pa.int32()), *columns]
     name = pa.binary() if plan.asked is None else pa.int64()
-    return pa.schema([("_lookup", name), ("status", pa.string()), ("failed", _FAILED), *entries])
+    own = ("_lookup", name), ("status", pa.string()), ("failed", _FAILED), ("position", pa.int32())
+    return pa.schema([*own, *entry_columns(plan.schema)])
 
 
 def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
@@ -79,7 +75,7 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
     return pa.float64() if dtype.kind == "f" else pa.binary()
 
 
-def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
+def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
     """Yield the answers of blocks, which are sorted by partition and kind. Raises `StorageUnavailable` for `MISSING`.
 
     If the plan has all lookups, those of partitions without a block have no answer here: they have no entries.
@@ -88,10 +84,10 @@ def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, ne
     for batch in batches:
         for here, kind, blocks in _runs(batch):
             if here != number:
-                yield from partition.answers(nested=nested)
+                yield from partition.answers()
                 partition, number = _Partition(plan, here), here
             partition.add(kind, blocks)
-    yield from partition.answers(nested=nested)
+    yield from partition.answers()
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
@@ -147,7 +143,7 @@ class _Partition:
             asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
         return PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
 
-    def answers(self, *, nested: bool) -> Iterator[pa.RecordBatch]:
+    def answers(self) -> Iterator[pa.RecordBatch]:
         if self._number < 0:
             return
         plan, most = self._plan, self._plan.max_count
@@ -168,11 +164,10 @@ class _Partition:
             stop = max(first + 1, int(np.searchsorted(ends, begin + _BATCH_ROWS, "right")))
             stop = min(stop, first + _BATCH_ROWS)
             part = slice(first, stop)
-            yield self._rows(part, rows[begin : int(ends[stop - 1])], counts[part], status[part], nested=nested)
+            yield self._rows(part, rows[begin : int(ends[stop - 1])], counts[part], status[part])
             first = stop
 
-    def _rows(self, part: slice, rows: Array, counts: Array, status: Array, *, nested: bool) -> pa.RecordBatch:
-        schema = answer_schema(self._plan, nested=nested)
+    def _rows(self, part: slice, rows: Array, counts: Array, status: Array) -> pa.RecordBatch:
         failed = pa.nulls(part.stop - part.start, _FAILED)
         if self._failed:
             failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
@@ -182,11 +177,6 @@ class _Partition:
             array_of(rows["second"] * 1000 if name == "timestamp_ms" else rows[name], kind)
             for name, kind in entry_columns(self._plan.schema)
         ]
-        if nested:
-            records = pa.StructArray.from_arrays(entries, fields=list(schema.field("entries").type.value_type))
-            lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
-            columns = [names, statuses, failed, lists]
-            return pa.RecordBatch.from_arrays(columns, schema=schema)
         # a lookup without entries has one row
         index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
         some = np.repeat(counts > 0, np.maximum(counts, 1))
@@ -195,7 +185,8 @@ class _Partition:
         position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
         repeated = pa.array(index)
         head = [column.take(repeated) for column in (names, statuses, failed)]
-        return pa.RecordBatch.from_arrays([*head, position, *(column.take(place) for column in entries)], schema=schema)
+        columns = [*head, position, *(column.take(place) for column in entries)]
+        return pa.RecordBatch.from_arrays(columns, schema=answer_schema(self._plan))
 
     def _names(self, part: slice) -> pa.Array:
         """Return the column `_lookup` for a part of the partition's lookups."""

@@ -124,7 +124,6 @@ def look_up(
     storage: str,
     columns: Mapping[str, str | Column] | None = None,
     max_count: int = 64,
-    nested: bool = False,
     allow_partial: bool = False,
     skip_null: bool = False,
     messages: str | None = None,
@@ -137,8 +136,8 @@ def look_up(
     milliseconds, timestamps, or text of either). `columns` has by field the name of its column
     (``{"key": "order_id"}``), or a Spark column (``lit("orders")``). All columns of `df` are kept. The result has each
     row's entries, newest first, at most `max_count`: a row for each with `position` from 0, or one row with nulls if
-    there are none; with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only
-    with `allow_partial`, ``partial``: then `failed` names unreadable files, with the reason.
+    there are none. `status` is ``complete``, ``truncated`` or, only with `allow_partial`, ``partial``: then `failed`
+    names unreadable files, with the reason.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `messages` joins the messages,
     from ``archive`` or the folder of a RocketMQ store.
@@ -148,7 +147,7 @@ def look_up(
     """
     check_classic(spark)
     settings = config or IndexConfig()
-    given = opened_index(storage, settings, max_count=max_count, nested=nested, messages=messages)
+    given = opened_index(storage, settings, max_count=max_count, messages=messages)
     with given as (address, opened, log, taken), ExitStack() as ending:
         keys = keys_of(df, columns or {}, taken)
         genesis = log.state.genesis
@@ -188,7 +187,7 @@ def look_up(
             raise StorageUnavailable(f"{opened.uri}: {what}; try again")
         most = max(sum(report.found for report in reports), census.rows)
         few = most <= _FEW_ROWS and not any(report.failed for report in reports)
-        frame, answers = _answers(keys, shared, kept, nested=nested, few=few)
+        frame, answers = _answers(keys, shared, kept, few=few)
         if messages is not None:
             topic, key = keys.column("topic"), keys.column("key")
             frame = with_messages(frame, topic, key, messages, address, allow_partial=allow_partial)
@@ -216,7 +215,7 @@ def look_up(
 
 @contextmanager
 def opened_index(
-    storage: str, config: IndexConfig, *, max_count: int, nested: bool, messages: str | None
+    storage: str, config: IndexConfig, *, max_count: int, messages: str | None
 ) -> Iterator[tuple[StorageAddress, Storage, StorageLog, list[str]]]:
     """Yield the address and storage of an index, its log, and the names of answers' columns. Needs no Spark.
 
@@ -231,9 +230,7 @@ def opened_index(
         assert genesis is not None
         if messages is not None:
             check_place(messages, genesis.offset_space)
-            if nested:
-                raise InvalidArgument("messages are joined to entries of a row each, not to nested ones")
-        yield address, opened, log, column_names(genesis.layout.schema, nested=nested, messages=messages)
+        yield address, opened, log, column_names(genesis.layout.schema, messages=messages)
 
 
 def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
@@ -272,9 +269,7 @@ def _search(
     return found, [pickle.loads(row[0]) for row in reports]
 
 
-def _answers(
-    keys: Keys, shared: Broadcast[LookupPlan], kept: DataFrame, *, nested: bool, few: bool
-) -> tuple[DataFrame, DataFrame]:
+def _answers(keys: Keys, shared: Broadcast[LookupPlan], kept: DataFrame, *, few: bool) -> tuple[DataFrame, DataFrame]:
     """Return the rows of keys with their answers, and the answers by lookup; `few` answers are broadcast."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -282,13 +277,13 @@ def _answers(
     plan = shared.value
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return answer_partitions(batches, shared.value, nested=nested)
+        return answer_partitions(batches, shared.value)
 
     found = kept.where(F.col("kind") != search.REPORT)
     few = few and plan.asked is not None
     parts = found.coalesce(1) if few else found.repartitionById(plan.answerers, F.col("partition") % plan.answerers)
     blocks = parts.sortWithinPartitions("partition", "kind")
-    answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan, nested=nested)))
+    answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan)))
     near = answers.hint("broadcast") if few else answers
     joined = keys.with_lookup(shared, _LOOKUP).join(near, _LOOKUP, "left")
     if plan.asked is None:
@@ -297,7 +292,4 @@ def _answers(
     else:
         # a lookup of a partition without entries
         joined = joined.withColumn("status", F.coalesce("status", F.lit(STATUSES[0])))
-        if nested:
-            none = F.array().cast(answers.schema["entries"].dataType)
-            joined = joined.withColumn("entries", F.coalesce("entries", none))
     return joined.drop(_LOOKUP), answers
