@@ -41,6 +41,16 @@ def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
         assert list(one.headers) == sent["headers"]
 
 
+@contextlib.contextmanager
+def archiver_of(index, source):
+    """Yield the archiver of a source whose records are put."""
+    archiver = KafkaArchiver(source, every_s=3_600)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        index.flush()
+        yield archiver
+
+
 def offsets(index):
     return sorted((one.partition, one.offset) for one in archived(index))
 
@@ -173,10 +183,7 @@ def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_on
 ):
     cluster.create(topic)
     producing.send(topic, packet(20, "old"))
-    source = source_of(index, servers, topic)
-    archiver = KafkaArchiver(source)
-    with Follower(index, source, follow=False) as follower:
-        follower.run()
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
         read = archiver._read
 
         def read_late(*arguments):
@@ -219,10 +226,7 @@ def test_a_partition_is_archived_once_its_time_is_over_or_much_waits(index, serv
     producing.send(topic, packet(300))
     source = source_of(index, servers, topic)
     source.clock = clock = ManualClock(SystemClock().now_ms())
-    archiver = KafkaArchiver(source, every_s=3_600)
-    with Follower(index, source, follow=False) as follower:
-        follower.run()
-        index.flush()
+    with archiver_of(index, source) as archiver:
         assert archiver.run_once() == 0
         clock.advance(3_599)
         assert archiver.run_once() == 0
@@ -233,11 +237,7 @@ def test_a_partition_is_archived_once_its_time_is_over_or_much_waits(index, serv
 
 def test_a_partition_is_archived_once_much_waits(index, servers, producing, topic, monkeypatch):
     producing.send(topic, packet(300))
-    source = source_of(index, servers, topic)
-    archiver = KafkaArchiver(source, every_s=3_600)
-    with Follower(index, source, follow=False) as follower:
-        follower.run()
-        index.flush()
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
         for worth, count in ((301, 0), (299, 1)):
             monkeypatch.setattr("tiered_index.kafka.archive._WORTH_RECORDS", worth)
             assert archiver.run_once() == count
@@ -246,11 +246,7 @@ def test_a_partition_is_archived_once_much_waits(index, servers, producing, topi
     (last,) = state.segments_of(*state.stores)
     record_bytes = last.size_bytes / 300
     producing.send(topic, packet(100, "l"))
-    source = source_of(index, servers, topic)
-    archiver = KafkaArchiver(source, every_s=3_600)
-    with Follower(index, source, follow=False) as follower:
-        follower.run()
-        index.flush()
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
         for waiting, count in ((101, 0), (99, 1)):
             monkeypatch.setattr("tiered_index.kafka.archive._WORTH_BYTES", waiting * record_bytes)
             assert archiver.run_once() == count
@@ -258,10 +254,7 @@ def test_a_partition_is_archived_once_much_waits(index, servers, producing, topi
 
 def test_a_stop_ends_a_round_and_loses_nothing(index, servers, producing, topic):
     producing.send(topic, packet(300))
-    source = source_of(index, servers, topic)
-    archiver = KafkaArchiver(source)
-    with Follower(index, source, follow=False) as follower:
-        follower.run()
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
         archiver.stop()
         assert archiver.finish() == 0
     archive(index, servers, topic)
@@ -319,10 +312,8 @@ def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, produci
         opened = {"root": tmp_path / f"{nth}", "storage_backend": storage, **settings}
         index = IndexService.open(**opened)
         source = source_of(index, servers, topic, **soon)
-        archiver, struck = KafkaArchiver(source), False
-        with Follower(index, source, follow=False) as follower:
-            follower.run()
-            index.flush()
+        struck = False
+        with archiver_of(index, source) as archiver:
             calls = storage.calls()
             storage.fail("*", nth=nth, when=when)
             for _ in range(3):
@@ -375,9 +366,6 @@ def test_a_clock_that_is_set_back_keeps_no_records_out_of_the_archive(index, ser
     producing.send(topic, packet(10, "later"))
     source = source_of(index, servers, topic)
     source.clock = ManualClock(SystemClock().now_ms() - 86_400_000)
-    archiver = KafkaArchiver(source, every_s=3_600)
-    with Follower(index, source, follow=False) as follower:
-        follower.run()
-        index.flush()
+    with archiver_of(index, source) as archiver:
         assert archiver.run_once() == 1
     assert offsets(index) == [(0, n) for n in range(20)]
