@@ -17,7 +17,7 @@ cdef extern from "core.h" nogil:
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 15
+    BUILD = 16
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

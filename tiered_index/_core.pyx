@@ -458,25 +458,66 @@ cdef int64_t pack_rows(
 ) noexcept nogil:
     """Write rows of the columns [first, stop) from byte `at` on. Return the byte behind them.
 
-    A value is stored less the least of its column, in as many bits as the column's width, lowest bits first.
+    A value is stored less the least of its column, in as many bits as the column's width, lowest bits first. The 8
+    bytes behind the rows must be writable.
     """
-    cdef uint64_t bits = 0, held = 0, value, left, some
-    cdef int64_t row, column
+    cdef uint64_t bits = 0, held = 0, value, width
+    cdef int64_t row, column, used = 0
+    # columns without bits are left out
+    cdef int64_t[64] columns
+    for column in range(first, stop):
+        if widths[column]:
+            columns[used] = column
+            used += 1
     for row in range(count):
-        for column in range(first, stop):
-            value, left = rows[column * stride + row] - least[column], widths[column]
+        for column in range(used):
+            value = rows[columns[column] * stride + row] - least[columns[column]]
+            width = widths[columns[column]]
             # at most 56 at a time: with the 7 that are held they fit 64 bits
-            while left:
-                some = min(left, <uint64_t>56)
-                bits |= (value & ones(some)) << held
-                held, left, value = held + some, left - some, value >> some
-                while held >= 8:
-                    packed[at] = <uint8_t>bits
-                    bits, held, at = bits >> 8, held - 8, at + 1
-    if held:
-        packed[at] = <uint8_t>bits
-        at += 1
-    return at
+            if width > 56:
+                bits |= (value & ones(56)) << held
+                memcpy(packed + at, &bits, 8)
+                bits, at = bits >> 56, at + 7
+                width, value = width - 56, value >> 56
+            bits |= value << held
+            held += width
+            # the bytes behind the held bits are written again
+            memcpy(packed + at, &bits, 8)
+            at += held >> 3
+            bits >>= held & 56
+            held &= 7
+    return at + (held > 0)
+
+
+cdef inline uint64_t number_at(const uint8_t *place, int64_t size) noexcept nogil:
+    """Return the big-endian number of `size` bytes."""
+    cdef uint64_t value = 0
+    cdef int64_t byte
+    for byte in range(size):
+        value = value << 8 | place[byte]
+    return value
+
+
+cdef void read_column(
+    const uint8_t *place, int64_t stride, int64_t count, int64_t size, bint signed, uint64_t *rows
+) noexcept nogil:
+    """Read the big-endian numbers of `size` bytes that are `stride` bytes apart."""
+    cdef int64_t item
+    cdef int spare = <int>(64 - 8 * size)
+    if size == 4 and signed:
+        for item in range(count):
+            rows[item] = <uint64_t><int64_t><int32_t>word_at(place + item * stride)
+    elif size == 4:
+        for item in range(count):
+            rows[item] = word_at(place + item * stride)
+    elif size == 8:
+        for item in range(count):
+            rows[item] = <uint64_t>long_at(place + item * stride)
+    else:
+        for item in range(count):
+            rows[item] = number_at(place + item * stride, size)
+            if signed:
+                rows[item] = <uint64_t>(<int64_t>(rows[item] << spare) >> spare)
 
 
 cdef int64_t number_of(const int32_t *topics, int64_t count, int32_t topic) noexcept nogil:
@@ -505,21 +546,21 @@ def pack_items(
     """Write packed runs one after the other to `packed`, and the end of each to `ends`.
 
     `data` has the bytes of the items. `starts` has the first item of each run, then the end of the last. `packed` must
-    have space for headers, marks, and 64 bits per column and item. Return whether `topics` has each item's topic.
+    have space for headers, marks, 64 bits per column and item, and a word. Return whether `topics` has each item's
+    topic.
     """
-    cdef Py_ssize_t runs = ends.shape[0], run, column, width_of = columns.shape[0], room = 0
+    cdef Py_ssize_t runs = ends.shape[0], run, column, width_of = columns.shape[0], room = 8
     cdef int64_t most = 0, count, item, n, at = 0, key, byte, size, number, header = 5, bit
     cdef uint64_t quotients, value, before, first, rank, turned, low, high, width
     cdef int32_t topic
     cdef uint64_t[64] least
     cdef uint64_t[64] widths
-    cdef uint64_t *of_items
-    cdef uint64_t *keys
+    cdef uint64_t *values
+    cdef uint64_t *ranks
     cdef uint64_t *rows
     cdef uint8_t *is_new
     cdef uint8_t marks
-    cdef const uint8_t *place
-    cdef bint new, is_ranked, has_all = True
+    cdef bint is_ranked, has_all = True
     # numbers of some topics, by the lower bits of their ids; -1: unknown
     cdef int32_t[256] known_ids
     cdef int64_t[256] known
@@ -536,71 +577,70 @@ def pack_items(
         room += count * (8 * width_of + 1) + header + 3
     if packed.shape[0] < room:
         fail("there is less room than packed items may take")
-    of_items = <uint64_t *>malloc(8 * (width_of + of_keys) * most)
+    values = <uint64_t *>malloc(8 * (width_of + 1) * most)
     is_new = <uint8_t *>malloc(most + 8)
-    if of_items == NULL or is_new == NULL:
-        free(of_items)
+    if values == NULL or is_new == NULL:
+        free(values)
         free(is_new)
         raise MemoryError
-    keys = of_items + width_of * most
+    ranks = values + width_of * most
     quotients = <uint64_t>0x7FFFFFFF // <uint64_t>base + 1
     for item in range(256):
         known_ids[item], known[item] = 0, -1
     with nogil:
         for run in range(runs):
-            count, n = starts[run + 1] - starts[run], 0
-            for item in range(count):
-                new = item == 0
-                for column in range(width_of):
-                    size, value = columns[column, 2], 0
-                    place = &data[starts[run] + item, columns[column, 1]]
-                    for byte in range(size):
-                        value = value << 8 | place[byte]
-                    if columns[column, 0] < 0:
-                        value = <uint64_t>(<int64_t>(value << (64 - 8 * size)) >> (64 - 8 * size))
-                    of_items[column * most + item] = value
-                    if column < of_keys and not new:
-                        new = of_items[column * most + item - 1] != value
-                of_items[(width_of - 1) * most + item] -= <uint64_t>line_at(
-                    &line[0], line.shape[0], <int64_t>of_items[(width_of - 2) * most + item]
+            count = starts[run + 1] - starts[run]
+            is_new[0] = 1
+            for item in range(1, count + 8):
+                is_new[item] = 0
+            for column in range(width_of):
+                rows = values + column * most
+                read_column(
+                    &data[starts[run], columns[column, 1]], data.shape[1], count, columns[column, 2],
+                    columns[column, 0] < 0, rows,
                 )
-                is_new[item] = new
-                if new:
-                    for column in range(of_keys):
-                        keys[column * most + n] = of_items[column * most + item]
-                    if topics.shape[0]:
-                        topic = <int32_t>keys[TOPIC_COLUMN * most + n]
-                        number = topic & 255
-                        if known[number] < 0 or known_ids[number] != topic:
-                            known_ids[number], known[number] = topic, number_of(&topics[0], topics.shape[0], topic)
-                            has_all &= known[number] >= 0
-                        keys[TOPIC_COLUMN * most + n] = <uint64_t>known[number]
-                    n += 1
+                if column < of_keys:
+                    for item in range(1, count):
+                        is_new[item] |= rows[item] != rows[item - 1]
+            rows = values + (width_of - 1) * most
+            for item in range(count):
+                rows[item] -= <uint64_t>line_at(&line[0], line.shape[0], <int64_t>rows[item - most])
+            n = 0
+            for item in range(count):
+                n += is_new[item]
+            for column in range(of_keys if n < count else 0):
+                # a key's items have the same values, so each may be written to the key's place
+                rows, key = values + column * most, 0
+                for item in range(count):
+                    rows[key] = rows[item]
+                    key += is_new[item + 1]
+            if topics.shape[0]:
+                rows = values + TOPIC_COLUMN * most
+                for key in range(n):
+                    topic = <int32_t>rows[key]
+                    number = topic & 255
+                    if known[number] < 0 or known_ids[number] != topic:
+                        known_ids[number], known[number] = topic, number_of(&topics[0], topics.shape[0], topic)
+                        has_all &= known[number] >= 0
+                    rows[key] = <uint64_t>known[number]
             # keys become steps from rank to rank, if ranks rise and no hash is negative
-            is_ranked, before, first = True, 0, 0
+            is_ranked, before = True, 0
             for key in range(n):
-                value = keys[key]
+                value = values[key]
                 rank = value % <uint64_t>base * quotients + value // <uint64_t>base
-                if key == 0:
-                    first = rank
-                is_ranked &= <int64_t>value >= 0 and (key == 0 or rank >= before)
-                before = rank
+                is_ranked &= <int64_t>value >= 0 and rank >= before
+                ranks[key] = before = rank
+            first = ranks[0]
             if is_ranked:
                 before = first
                 for key in range(n):
-                    value = keys[key]
-                    rank = value % <uint64_t>base * quotients + value // <uint64_t>base
-                    keys[key] = rank - before
-                    before = rank
+                    values[key], before = ranks[key] - before, ranks[key]
             packed[at] = is_ranked
             for byte in range(4):
                 packed[at + 1 + byte] = <uint8_t>(n >> (24 - 8 * byte))
             at += 5
             for column in range(width_of):
-                if column < of_keys:
-                    rows, number = keys + column * most, n
-                else:
-                    rows, number = of_items + column * most, count
+                rows, number = values + column * most, n if column < of_keys else count
                 # inverting the first bit makes signed numbers compare as unsigned ones
                 turned = <uint64_t>1 << 63 if columns[column, 0] < 0 else 0
                 low = high = rows[0] ^ turned
@@ -617,10 +657,8 @@ def pack_items(
                     packed[at + size - byte] = <uint8_t>value
                     value >>= 8
                 at += 1 + size
-            at = pack_rows(keys, most, n, 0, of_keys, least, widths, &packed[0], at)
+            at = pack_rows(values, most, n, 0, of_keys, least, widths, &packed[0], at)
             if n < count:
-                for item in range(count, count + 8):
-                    is_new[item] = 0
                 item = 0
                 while item < count:
                     marks = 0
@@ -629,9 +667,9 @@ def pack_items(
                     packed[at] = marks
                     at += 1
                     item += 8
-            at = pack_rows(of_items, most, count, of_keys, width_of, least, widths, &packed[0], at)
+            at = pack_rows(values, most, count, of_keys, width_of, least, widths, &packed[0], at)
             ends[run] = at
-        free(of_items)
+        free(values)
         free(is_new)
     return has_all
 
@@ -651,15 +689,6 @@ cdef inline int64_t marked(const uint64_t *words, uint64_t bit, int64_t count, i
         number -= held
         at += 64
     return count
-
-
-cdef inline uint64_t number_at(const uint8_t *place, int64_t size) noexcept nogil:
-    """Return the big-endian number of `size` bytes."""
-    cdef uint64_t value = 0
-    cdef int64_t byte
-    for byte in range(size):
-        value = value << 8 | place[byte]
-    return value
 
 
 cdef inline uint64_t short_at(const uint8_t *data, uint64_t bit, uint64_t mask) noexcept nogil:

@@ -170,6 +170,19 @@ def test_packing(loops, seed, counts, most, ordered, numbered):
     both(loops, make)
 
 
+@pytest.mark.parametrize("count", range(1, 10))
+def test_packed_items_of_any_bits_stay_in_their_room(loops, count):
+    items = np.random.default_rng(count).integers(0, 256, (count, 24), np.uint8)
+    items[0], items[-1] = 0, 255
+    # a header of 5 and 9 bytes per column, 64 bits per column and item, marks, and a word
+    room = 5 + 27 + 24 * count + count + 3 + 8
+    buffer, ends = np.full(room + 16, 165, np.uint8), np.zeros(1, np.int64)
+    columns, line, topics = np.array([[8, 0, 8], [8, 8, 8], [8, 16, 8]]), np.zeros(4, np.int64), np.zeros(0, np.int32)
+    assert loops.pack_items(items, np.array([0, count]), 7, 1, columns, line, topics, buffer[:room], ends)
+    assert 32 <= ends[0] <= room
+    assert (buffer[room:] == 165).all()
+
+
 @given(data=st.binary(max_size=300), begin=numbers)
 def test_crc32(data, begin):
     assert kernels.crc32(data) == zlib.crc32(data)
@@ -220,7 +233,7 @@ WRONG = {
     ),
     "no room for packed items": lambda core: core.pack_items(
         *(np.zeros((1, 32), np.uint8), np.array([0, 1]), 7, 1, np.array([[8, 0, 8]] * 3), np.zeros(4, np.int64)),
-        *(np.zeros(0, np.int32), np.zeros(9, np.uint8), np.zeros(1, np.int64)),
+        *(np.zeros(0, np.int32), np.zeros(67, np.uint8), np.zeros(1, np.int64)),
     ),
 }
 

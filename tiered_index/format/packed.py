@@ -129,8 +129,8 @@ class Packing:
             return [packed_numpy.pack(self, items[stop - n : stop]) for stop, n in zip(stops, counts, strict=True)]
         starts = np.cumsum([0, *counts])
         columns = self.for_loops
-        # 64 bits per column and item, a mark, and the rest of a byte behind keys, marks and items
-        room = len(items) * (8 * len(columns) + 1) + len(counts) * (self.header_dtype.itemsize + 3)
+        # 64 bits per column and item, a mark, the rest of a byte behind keys, marks and items, and a word at the end
+        room = len(items) * (8 * len(columns) + 1) + len(counts) * (self.header_dtype.itemsize + 3) + 8
         packed, ends = np.empty(room, np.uint8), np.empty(len(counts), np.int64)
         data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
         if not loops.pack_items(data, starts, self.base, *self.in_core, packed, ends):
