@@ -35,6 +35,12 @@ cdef enum:
     ROW_BYTES = 160
     # the place of the topic among the columns of packed runs
     TOPIC_COLUMN = 1
+    # slots that are counted together: their entries fit the CPU's cache
+    PART = 1 << 12
+    # entries that are read ahead
+    AHEAD = 24
+    # fingerprints of one hash that are compared
+    MARKS = 16
 
 
 # the powers 255 to 0 of 31 (Java's hash) and of 0x9E3779B1 (the fingerprint), modulo 2**32
@@ -170,82 +176,166 @@ def insert(
     return fresh
 
 
-def count_slots(const uint8_t[::1] data, int64_t size, int64_t slots, uint32_t[::1] slot_of, int64_t[::1] counts):
-    """Write the slot of each entry to `slot_of`, and count the entries of each slot."""
-    cdef Py_ssize_t rows = slot_of.shape[0], row
-    cdef uint64_t slot
-    if size < OFFSET or rows * size > data.shape[0] or not 0 < slots <= counts.shape[0]:
-        fail("there are fewer bytes than entries, or fewer counts than slots")
+def place_by_slot(
+    const uint8_t[::1] data, int64_t size, int64_t slots, uint64_t[::1] placed, int32_t[::1] order, int64_t[::1] counts
+):
+    """Write the numbers of entries to `order` by slot, the newest first, and the entries of each slot to `counts`.
+
+    Entries are first placed in `placed` by parts of neighbouring slots. Each part is then counted and placed in the
+    CPU's cache.
+    """
+    cdef Py_ssize_t rows = order.shape[0], row, at, begin, end
+    cdef int64_t parts, part, slot, low, number
+    cdef int64_t[PART] places
+    cdef int64_t *cursors
+    if size < OFFSET or rows > min(data.shape[0] // size, INT32_MAX) or placed.shape[0] < rows:
+        fail("there are fewer bytes or places than entries")
+    if not 0 < slots <= min(counts.shape[0], INT32_MAX):
+        fail("there are fewer counts than slots")
+    parts = (slots - 1) // PART + 1
+    cursors = <int64_t *>calloc(parts, 8)
+    if cursors == NULL:
+        raise MemoryError
     with nogil:
         for row in range(rows):
-            slot = normal_at(&data[row * size]) % <uint64_t>slots
-            slot_of[row] = <uint32_t>slot
-            counts[slot] += 1
-
-
-def newest_first(const uint32_t[::1] slots, int32_t[::1] cursors, int32_t[::1] order):
-    """Write entry numbers to `order` by slot, the newest first. `cursors` has the place at which each slot begins."""
-    cdef Py_ssize_t row, rows = slots.shape[0]
-    cdef int32_t place = 0
-    cdef bint wrong = False
-    if order.shape[0] < rows:
-        fail("there is less room than entries")
-    with nogil:
+            order[row] = <int32_t>(<uint32_t>normal_at(&data[row * size]) % <uint32_t>slots)
+            cursors[order[row] // PART] += 1
+        at = 0
+        for part in range(parts):
+            number, cursors[part] = cursors[part], at
+            at += number
         for row in range(rows - 1, -1, -1):
-            if slots[row] >= cursors.shape[0]:
-                wrong = True
-                break
-            place = cursors[slots[row]]
-            if place < 0 or place >= rows:
-                wrong = True
-                break
-            cursors[slots[row]] = place + 1
-            order[place] = <int32_t>row
-    if wrong:
-        fail("a slot has no cursor, or more entries than its cursor leaves")
+            part = order[row] // PART
+            placed[cursors[part]] = <uint64_t>order[row] << 32 | <uint64_t>row
+            cursors[part] += 1
+        begin = 0
+        for part in range(parts):
+            low, end = part * PART, cursors[part]
+            for slot in range(PART):
+                places[slot] = 0
+            for at in range(begin, end):
+                places[(placed[at] >> 32) & (PART - 1)] += 1
+            at = begin
+            for slot in range(min(PART, slots - low)):
+                number, places[slot] = places[slot], at
+                counts[low + slot] = number
+                at += number
+            for at in range(begin, end):
+                slot = (placed[at] >> 32) & (PART - 1)
+                order[places[slot]] = <int32_t>placed[at]
+                places[slot] += 1
+            begin = end
+        free(cursors)
 
 
-def order_slots(const uint8_t[::1] data, int64_t size, int64_t slots, int64_t[::1] order):
-    """Sort `order`, the items of whole slots, by rank within each slot.
+cdef inline void write_item(uint8_t *item, const uint8_t *entry, int64_t width) noexcept nogil:
+    if width == 32:
+        # faster than a copy of any length
+        memcpy(item, entry, 32)
+    else:
+        memcpy(item, entry, width)
 
-    Return whether items of equal hash are in answer order, too. It is also false if the slots are so full that this
-    insertion sort would be slow.
+
+def gather(
+    const uint8_t[::1] data,
+    int64_t size,
+    int32_t[::1] order,
+    int64_t slots,
+    int64_t fingerprint,
+    uint8_t[:, ::1] items,
+    uint64_t[::1] hashes,
+):
+    """Write the items of the entries `order` to `items`, and the filter hashes of their keys to `hashes`.
+
+    `fingerprint` is its place in an item; -1: there is none. `hashes` may be empty: then none are written.
+
+    - `slots` is 0: `order` stays. Hashes are written without repeats of their neighbours.
+    - `slots` > 0: `order` has whole slots. It is sorted by rank within each slot. Hashes are distinct.
+
+    Return the number of hashes, or -1 if this sort is not enough or would be slow: items of a hash are not in answer
+    order, a slot has many items, or a hash has many fingerprints or is not normal. Then items and hashes are undefined.
+    `order` has the same entries in any case, and those of a hash in the order in which they were.
     """
-    cdef Py_ssize_t rows = order.shape[0], number, place, left = 16 * order.shape[0]
-    cdef uint64_t quotients, value, rank
-    cdef int32_t one, other
+    cdef Py_ssize_t rows = order.shape[0], number, place, begin, found = 0, left = 16 * order.shape[0]
+    cdef int64_t width = items.shape[1], entries
+    cdef uint64_t value, above, slot = 0, by = slots
+    cdef uint32_t mark = 0
+    cdef uint32_t[MARKS] marks
+    cdef int32_t one, other, moved
+    cdef int known = 0, at
+    cdef const uint8_t *entry
     cdef const uint8_t *before
-    cdef const uint8_t *after
-    cdef bint right = True
-    cdef uint64_t *ranks
-    if size < TIME + 4 or rows * size > data.shape[0] or slots <= 0:
-        fail("there are fewer bytes than items, or no slots")
-    ranks = <uint64_t *>malloc(8 * rows + 8)
-    if ranks == NULL:
+    cdef bint right = True, hashing = hashes.shape[0] > 0
+    cdef uint64_t *quotients
+    if not TIME + 4 <= width <= size or slots < 0 or fingerprint > width - 4:
+        fail("an item is no part of an entry, or has no fingerprint there")
+    if items.shape[0] < rows or (hashing and hashes.shape[0] < rows):
+        fail("there is less room than entries")
+    entries = data.shape[0] // size
+    for number in range(rows):
+        if not 0 <= order[number] < entries:
+            fail("an entry is not there")
+    quotients = <uint64_t *>malloc(8 * rows + 8)
+    if quotients == NULL:
         raise MemoryError
-    quotients = (<uint64_t>0x7FFFFFFF) // <uint64_t>slots + 1
     with nogil:
-        for number in range(rows):
-            value = normal_at(&data[number * size])
-            rank = value % <uint64_t>slots * quotients + value // <uint64_t>slots
-            place = number
-            while place and ranks[place - 1] > rank:
-                ranks[place], order[place] = ranks[place - 1], order[place - 1]
-                place -= 1
-            ranks[place], order[place] = rank, number
-            left -= number - place
-            if left < 0:
-                right = False
-                break
-        place = 1
-        while right and place < rows:
-            if ranks[place] == ranks[place - 1]:
-                before, after = &data[order[place - 1] * size], &data[order[place] * size]
-                one, other = <int32_t>word_at(before + TIME), <int32_t>word_at(after + TIME)
-                right = one > other or (one == other and long_at(before + OFFSET) > long_at(after + OFFSET))
-            place += 1
-        free(ranks)
-    return right
+        number = 0
+        while right and number < rows:
+            # the entries of one slot are sorted while the next ones come from memory
+            begin = number
+            while number < rows:
+                if number + AHEAD < rows:
+                    entry = &data[order[number + AHEAD] * size]
+                    prefetch(entry)
+                    prefetch(entry + width - 1)
+                value = normal_at(&data[order[number] * size])
+                if not slots:
+                    number += 1
+                    break
+                above = value // by
+                value -= above * by
+                if number == begin:
+                    slot = value
+                elif value != slot:
+                    break
+                place, moved = number, order[number]
+                while place > begin and quotients[place - 1] > above:
+                    quotients[place], order[place] = quotients[place - 1], order[place - 1]
+                    place -= 1
+                quotients[place], order[place] = above, moved
+                left -= number - place
+                number += 1
+                if left < 0 or above * by + slot > <uint64_t>INT32_MAX:
+                    right = False
+                    break
+            for place in range(begin, number if right else begin):
+                entry = &data[order[place] * size]
+                write_item(&items[place, 0], entry, width)
+                if not slots or place == begin or quotients[place] != quotients[place - 1]:
+                    known = 0
+                else:
+                    before = &items[place - 1, 0]
+                    one, other = <int32_t>word_at(before + TIME), <int32_t>word_at(entry + TIME)
+                    right &= one > other or (one == other and long_at(before + OFFSET) > long_at(entry + OFFSET))
+                if hashing:
+                    if fingerprint >= 0:
+                        mark = word_at(entry + fingerprint)
+                    at = 0
+                    while at < known and marks[at] != mark:
+                        at += 1
+                    if at < known:
+                        continue
+                    if known == MARKS:
+                        right = False
+                        break
+                    marks[known] = mark
+                    known += 1
+                    value = filter_mix(normal_at(entry) << 32 | mark)
+                    if slots or not found or hashes[found - 1] != value:
+                        hashes[found] = value
+                        found += 1
+        free(quotients)
+    return found if right else -1
 
 
 cdef int by_value(const void *one, const void *other) noexcept nogil:
@@ -319,14 +409,19 @@ def distinct(const uint64_t[::1] hashes, uint64_t[::1] found):
 
 def set_bits(const uint64_t[::1] hashes, uint32_t[:, ::1] words):
     """Set the bits of hashes in a filter."""
-    cdef Py_ssize_t number
+    cdef Py_ssize_t number, rows = hashes.shape[0]
     cdef uint64_t block, blocks = words.shape[0]
     cdef uint32_t low
     cdef int word
-    if words.shape[1] != 8 or (hashes.shape[0] and not blocks):
+    if words.shape[1] != 8 or (rows and not blocks):
         fail("a filter has blocks of 8 words")
     with nogil:
-        for number in range(hashes.shape[0]):
+        for number in range(rows):
+            if number + AHEAD < rows:
+                block = (hashes[number + AHEAD] >> 32) * blocks >> 32
+                # a block may have parts of two cache lines
+                prefetch(&words[block, 0])
+                prefetch(&words[block, 7])
             block = (hashes[number] >> 32) * blocks >> 32
             low = <uint32_t>hashes[number]
             for word in range(8):

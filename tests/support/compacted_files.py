@@ -41,7 +41,7 @@ def unsealed_image(table: UnsealedTable, entries: np.ndarray) -> bytes:
 
 def built_filter(hashes: np.ndarray) -> bytes:
     """Return a filter of `hashes` (u64, n; repeats count once)."""
-    builder = FilterBuilder(len(hashes))
+    builder = FilterBuilder(np.empty(len(hashes), np.uint64))
     builder.add(hashes)
     return builder.build()
 

@@ -18,6 +18,7 @@ from tiered_index.format.hashing import code_units, hash_batch, lookup_numbers
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.format.slots import by_slot
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.answers.batch import LookupBatch
@@ -80,16 +81,17 @@ def test_one_key(loops, topic, key, block):
     hashes=st.sampled_from([2, 50, 2**31]),
     counts=st.lists(st.integers(1, 60), min_size=1, max_size=4),
     family=st.sampled_from([NATIVE, ROCKETMQ]),
+    fingerprints=st.sampled_from([1, 3, 2**32]),
+    chunk=st.sampled_from([20, 1 << 16]),
 )
-def test_chains_and_their_compacted_form(loops, seed, slots, hashes, counts, family):
+def test_chains_and_their_compacted_form(loops, seed, slots, hashes, counts, family, fingerprints, chunk):
     layout = Layout(family, family.schema, slots, 300)
 
     def make():
         random, table, entries, heads = np.random.default_rng(seed), UnsealedTable(layout, 0), [], []
         for count in counts:
-            columns = {
-                name: random.integers(0, 3, count) for name in ("topic_id", "queue_id", "offset", "size", "fingerprint")
-            }
+            columns = {name: random.integers(0, 3, count) for name in ("topic_id", "queue_id", "offset", "size")}
+            columns["fingerprint"] = random.integers(0, fingerprints, count)
             seconds = np.sort(random.integers(0, 30, count)) if seed % 2 else random.integers(0, 30, count)
             key_hash = random.integers(0, hashes, count).astype(np.int32)
             batch = table.prepare(key_hash, seconds * 1000, columns)
@@ -99,13 +101,40 @@ def test_chains_and_their_compacted_form(loops, seed, slots, hashes, counts, fam
         stored = np.concatenate([part.view(np.void) for part in entries]).view(layout.schema.entry)
         # RocketMQ stores this hash without its absolute value
         stored["key_hash"][stored["key_hash"] == 0] = -(2**31)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compacted, "_COUNTED", 17)  # slots are counted part by part
-            compaction = Compaction(stored, layout, 0, 30_000)
         about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": "", "topics": ()}
-        return b"".join([*heads, stored.tobytes(), *compaction.pieces(file_id="000000000000000-0123456789ab", **about)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compacted, "_COUNTED", 17)  # statistics are made part by part
+            patch.setattr(compacted, "CHUNK", chunk)
+            compaction = Compaction(stored, layout, 0, 30_000)
+            pieces = [*compaction.pieces(file_id="000000000000000-0123456789ab", **about)]
+        return b"".join([*heads, stored.tobytes(), *pieces])
 
     both(loops, make)
+
+
+@settings(max_examples=40)
+@given(
+    seed=numbers,
+    count=st.sampled_from([1, 50, 9_000]),
+    slots=st.sampled_from([1, 4_096, 4_097, 20_000]),
+    hashes=st.sampled_from([2, 5_000, 2**32]),
+)
+def test_entries_by_slot(loops, seed, count, slots, hashes):
+    """Slots are counted in parts of 4,096. Any stored hash has a slot, also a negative one."""
+    entries = np.zeros(count, KEYED_SCHEMA.entry)
+    entries["key_hash"] = np.random.default_rng(seed).integers(0, hashes, count).astype(np.uint32).view(np.int32)
+    both(loops, lambda: listed(by_slot(entries, slots, np.empty(count, np.uint64))))
+
+
+def test_items_of_negative_hashes_are_left_to_numpy(loops):
+    """Their ranks may be those of another slot: the hashes for the filter would not be distinct."""
+    entries = np.zeros(2, KEYED_SCHEMA.entry)
+    for key_hash, found in ((7, 1), (-(2**31), 1), (-5, -1)):
+        entries["key_hash"] = key_hash
+        entries["offset"] = [1, 2]
+        items, hashes = np.empty((2, KEYED_SCHEMA.item.itemsize), np.uint8), np.empty(2, np.uint64)
+        order = np.array([1, 0], np.int32)
+        assert loops.gather(entries.view(np.uint8), entries.itemsize, order, 3, 28, items, hashes) == found
 
 
 @settings(max_examples=40)
@@ -115,7 +144,7 @@ def test_filters(loops, seed, count, different):
     hashes *= np.uint64(0x9E3779B97F4A7C15 if seed % 3 else 1)
 
     def make():
-        builder = FilterBuilder(max(1, count // 2))
+        builder = FilterBuilder(np.empty(max(1, count // 2), np.uint64))
         for part in np.array_split(hashes, 3):
             builder.add(part)
         return builder.build()
@@ -215,10 +244,27 @@ WRONG = {
     "more slots than heads": lambda core: core.insert(
         np.zeros(1, np.int32), 2, 1, *np.zeros((2, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int32)
     ),
-    "less bytes than entries": lambda core: core.count_slots(
-        np.zeros(31, np.uint8), 32, 1, np.zeros(1, np.uint32), np.zeros(1, np.int64)
+    "less bytes than entries": lambda core: core.place_by_slot(
+        np.zeros(31, np.uint8), 32, 1, np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)
     ),
-    "a slot without a cursor": lambda core: core.newest_first(np.ones(1, np.uint32), *np.zeros((2, 1), np.int32)),
+    "less places than entries": lambda core: core.place_by_slot(
+        np.zeros(32, np.uint8), 32, 1, np.zeros(0, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)
+    ),
+    "less counts than slots": lambda core: core.place_by_slot(
+        np.zeros(32, np.uint8), 32, 2, np.zeros(1, np.uint64), np.zeros(1, np.int32), np.zeros(1, np.int64)
+    ),
+    "an entry that is not there": lambda core: core.gather(
+        *(np.zeros(71, np.uint8), 36, np.ones(1, np.int32), 7, 28, np.zeros((1, 32), np.uint8), np.zeros(1, np.uint64))
+    ),
+    "an item that is longer than an entry": lambda core: core.gather(
+        *(np.zeros(36, np.uint8), 36, np.zeros(1, np.int32), 7, 28, np.zeros((1, 37), np.uint8), np.zeros(1, np.uint64))
+    ),
+    "a fingerprint behind the item": lambda core: core.gather(
+        *(np.zeros(36, np.uint8), 36, np.zeros(1, np.int32), 7, 29, np.zeros((1, 32), np.uint8), np.zeros(1, np.uint64))
+    ),
+    "less room than hashes": lambda core: core.gather(
+        *(np.zeros(72, np.uint8), 36, np.zeros(2, np.int32), 7, 28, np.zeros((2, 32), np.uint8), np.zeros(1, np.uint64))
+    ),
     "a column that is wider than an item": lambda core: core.find_items(
         *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8], [8, 30, 8], [8, 0, 8]])),
         *(np.zeros(4, np.int64), np.zeros(0, np.int32), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),

@@ -57,20 +57,23 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 class FilterBuilder:
-    """Collects the hashes (about `capacity`) of one filter and builds the filter once. One thread.
+    """Collects the hashes of one filter and builds the filter once. One thread.
 
-    Memory: 8 bytes per hash, and 8 more in `build`.
+    `room` (u64) is overwritten: it should have a place for each hash. Memory in `build`: 8 bytes per hash, unless they
+    are distinct.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._hashes: UInt64 = np.empty(capacity, np.uint64)
-        self._count = 0
+    def __init__(self, room: UInt64) -> None:
+        self._hashes = room
+        self._count, self._are_distinct = 0, True
 
-    def add(self, hashes: UInt64) -> None:
-        """Add `hashes` (u64, n), in any order and with any repeats."""
-        new = np.ones(len(hashes), bool)
-        np.not_equal(hashes[1:], hashes[:-1], out=new[1:])
-        hashes = hashes if new.all() else hashes[new]
+    def add(self, hashes: UInt64, *, are_distinct: bool = False) -> None:
+        """Add `hashes` (u64, n) in any order. `are_distinct`: no hash is twice among all that are added."""
+        if not are_distinct:
+            self._are_distinct = False
+            new = np.ones(len(hashes), bool)
+            np.not_equal(hashes[1:], hashes[:-1], out=new[1:])
+            hashes = hashes if new.all() else hashes[new]
         end = self._count + len(hashes)
         if end > len(self._hashes):
             room = np.empty(max(self._count, len(hashes)), np.uint64)
@@ -81,7 +84,9 @@ class FilterBuilder:
     def build(self) -> bytes:
         """Return the filter."""
         collected, loops = self._hashes[: self._count], compiled()
-        if loops is None:
+        if self._are_distinct and loops is not None:
+            ordered = collected
+        elif loops is None:
             ordered = distinct_numbers(collected)
         else:
             found = np.empty_like(collected)

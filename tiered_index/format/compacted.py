@@ -2,7 +2,7 @@
 
 Memory:
 
-- 12 bytes per entry, 32 per slot, and one piece of less than 2 * `CHUNK` items
+- 12 bytes per entry, 24 per slot, and one piece of less than 2 * `CHUNK` items
 - native order: 40 bytes per entry of the largest slot, if that has more than `CHUNK` entries
 - at the end, for the filter: 16 bytes per entry and 16 per slot
 
@@ -23,6 +23,7 @@ from tiered_index._version import __version__
 from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, flag, integer, nullable, record, text
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
+from tiered_index.format.distinct import distinct_numbers
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, Header, Layout
 from tiered_index.format.metadata import (
@@ -37,7 +38,7 @@ from tiered_index.format.metadata import (
 )
 from tiered_index.format.packed import Packing, PackingOptions
 from tiered_index.format.schema import Schema
-from tiered_index.format.slots import newest_first, order_chunk, order_giant, pieces_of
+from tiered_index.format.slots import by_slot, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 from tiered_index.kernels import compiled, crc32
 
@@ -47,7 +48,7 @@ Int64 = npt.NDArray[np.int64]
 CHUNK = 1 << 16
 # A slot group ends before the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB
 GROUP_BYTES = 16 * 1024
-# Entries whose slots are counted at a time
+# Entries whose statistics are made at a time
 _COUNTED = 1 << 22
 # A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
@@ -72,19 +73,8 @@ class Compaction:
         self._entries = entries
         self.layout = layout
         self.count = n
-        slots = np.empty(n, np.uint32)
-        counts = np.zeros(layout.slots, np.int64)
         stats: list[TopicStats] = []
-        loops = compiled()
         for start in range(0, n, _COUNTED):
-            part = slots[start : start + _COUNTED]
-            if loops is not None:
-                data = entries[start : start + _COUNTED].view(np.uint8)
-                loops.count_slots(data, entries.itemsize, layout.slots, part, counts)
-            else:
-                hashes = normal_hashes(entries["key_hash"][start : start + _COUNTED])
-                np.remainder(hashes.view(np.uint32), np.uint32(layout.slots), out=part)
-                counts += np.bincount(part, minlength=layout.slots)
             rows = entries[start : start + _COUNTED]
             stats += topic_stats(rows["topic_id"], rows["size"], rows["time_diff_s"])
         begin_s = begin_ms // 1000
@@ -92,10 +82,11 @@ class Compaction:
             replace(one, second_min=begin_s + one.second_min, second_max=begin_s + one.second_max)
             for one in add_topic_stats(stats)
         ]
+        # used twice, because new pages cost time
+        self._room = np.empty(n, np.uint64)
+        self._order, counts = by_slot(entries, layout.slots, self._room)
         self._counts = counts
         self._first = np.cumsum(counts) - counts
-        self._order = newest_first(slots, self._first)
-        del slots
         if not layout.preset.newest_first:
             # sorted here because pieces may cut these slots; other slots are sorted piece by piece
             for slot in np.flatnonzero(counts > CHUNK):
@@ -104,9 +95,8 @@ class Compaction:
                 rows[:] = rows[order_giant(hashes, entries["time_diff_s"][rows], entries, rows, layout)]
         self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
-        differences = entries["time_diff_s"]
-        self.second_min = begin_ms // 1000 + int(differences.min())
-        self.second_max = begin_ms // 1000 + int(differences.max())
+        self.second_min = min(one.second_min for one in self._topic_stats)
+        self.second_max = max(one.second_max for one in self._topic_stats)
         ids = [one.topic_id for one in self._topic_stats]
         self._options = PackingOptions.of(entries, ids, n) if packed else None
         self.directory: Directory | None = None
@@ -125,7 +115,8 @@ class Compaction:
 
         At the end it sets `directory` and `filter_bytes`.
         """
-        held = None if self.filter_bytes else FilterBuilder(self.count)
+        held = None if self.filter_bytes else FilterBuilder(self._room)
+        del self._room
         yield from self._written(self._ordered(held))
         # frees 4 bytes per entry before the filter is built
         del self._order
@@ -165,19 +156,44 @@ class Compaction:
     def _ordered(self, held: FilterBuilder | None) -> Iterator[Array]:
         """Yield the items in the order of the file, in pieces of less than 2 * `CHUNK`. `held` gets their keys.
 
-        `take` on a void dtype copies whole records, and lets other threads run between pieces.
+        Other threads run between pieces.
+        """
+        for start, stop, is_giant in pieces_of(self._first, self._counts, self.count, CHUNK):
+            order, is_ordered = self._order[start:stop], is_giant or self.layout.preset.newest_first
+            items = None if is_ordered else self._gathered(order, held, self.layout.slots)
+            if items is None:
+                items = self._gathered(order, held)
+                assert items is not None
+                if not is_ordered:
+                    items = items.take(order_chunk(items, self.layout))
+            yield items
+
+    def _gathered(self, order: npt.NDArray[np.int32], held: FilterBuilder | None, slots: int = 0) -> Array | None:
+        """Return the items of the entries `order`. `held` gets their keys.
+
+        `slots`: these are whole slots, to be sorted for the order of the file. None: only `order_chunk` can sort them.
         """
         schema = self.layout.schema
-        records = self._entries.view(np.dtype((np.void, schema.entry.itemsize)))
-        for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
-            picked = records.take(self._order[start:stop])
-            if not (ordered or self.layout.preset.newest_first):
-                picked = picked.take(order_chunk(picked.view(schema.entry), self.layout))
-            rows = picked.view(np.uint8).reshape(-1, schema.entry.itemsize)
-            items = np.ascontiguousarray(rows[:, : schema.item.itemsize]).reshape(-1).view(schema.item)
+        if (loops := compiled()) is not None:
+            fingerprint = schema.item.fields["fingerprint"][1] if schema.keyed and schema.item.fields else -1
+            rows = np.empty((len(order), schema.item.itemsize), np.uint8)
+            hashes = np.empty(0 if held is None else len(order), np.uint64)
+            entries = self._entries.view(np.uint8)
+            found = loops.gather(entries, self._entries.itemsize, order, slots, fingerprint, rows, hashes)
+            if found < 0:
+                return None
             if held is not None:
-                held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
-            yield items
+                held.add(hashes[:found], are_distinct=slots > 0)
+            return np.ndarray(len(order), schema.item, rows)
+        if slots:
+            return None
+        # `take` on a void dtype copies whole records
+        picked = self._entries.view(np.dtype((np.void, schema.entry.itemsize))).take(order)
+        rows = np.ascontiguousarray(picked.view(np.uint8).reshape(len(order), -1)[:, : schema.item.itemsize])
+        items = np.ndarray(len(order), schema.item, rows)
+        if held is not None:
+            held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
+        return items
 
     def _written(self, pieces: Iterator[Array]) -> Iterator[bytes | memoryview]:
         """Yield the runs of each piece, packed or plain. Sets `directory`.
@@ -225,18 +241,13 @@ class Compaction:
     def _runs(self) -> tuple[Array, Int64, Int64]:
         """Return the group table without places and CRCs, each run's group (i64, m), and its first item (i64, m)."""
         # A group starts where floor(start / 16 KiB) changes, and at each slot of 16 KiB or more. So a giant slot shares
-        # no group with others. Only slots in use, and slots behind one, can start a group.
+        # no group with others.
         item_size = self.layout.schema.item.itemsize
-        in_use = self._counts != 0
-        looked_at = in_use.copy()
-        looked_at[0] = True
-        looked_at[1:] |= in_use[:-1]
-        slots = np.flatnonzero(looked_at)
-        number = self._first[slots] * item_size // GROUP_BYTES
-        cut = self._counts[slots] >= -(-GROUP_BYTES // item_size)
-        cut[0] = True
-        cut[1:] |= number[1:] != number[:-1]
-        first_slots, firsts = slots[cut], self._first[slots[cut]]
+        borders = np.arange(GROUP_BYTES, self.count * item_size + 1, GROUP_BYTES)
+        behind = np.searchsorted(self._first, -(-borders // item_size))
+        large = np.flatnonzero(self._counts >= -(-GROUP_BYTES // item_size))
+        first_slots = distinct_numbers(np.concatenate(([0], behind[behind < self.layout.slots], large)))
+        firsts = self._first[first_slots]
         counts = np.diff(firsts, append=self.count)
         groups = np.zeros(len(firsts), GROUP_DTYPE)
         groups["first_slot"], groups["count"] = first_slots, counts
@@ -250,7 +261,7 @@ class Compaction:
 
 def filter_of(entries: Array, schema: Schema) -> bytes:
     """Return the filter of the keys of entries: that of their compacted file. Memory: 16 bytes per entry."""
-    held = FilterBuilder(len(entries))
+    held = FilterBuilder(np.empty(len(entries), np.uint64))
     for start in range(0, len(entries), CHUNK):
         part = entries[start : start + CHUNK]
         held.add(filter_hashes(part["key_hash"], part["fingerprint"] if schema.keyed else None))

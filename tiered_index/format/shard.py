@@ -123,7 +123,7 @@ class ShardWriter:
         self._begin_s = begin_ms // 1000
         self._item_size = layout.schema.item.itemsize
         self._per_block = BLOCK_BYTES // self._item_size
-        self._filter = FilterBuilder(capacity)
+        self._filter = FilterBuilder(np.empty(capacity, np.uint64))
         self._packed = {} if packing is None else {"packed": packing.to_json()}
         self._packing = Packing(layout.schema, slots.base, packing) if packing is not None else None
         self._topic_stats: list[TopicStats] = []

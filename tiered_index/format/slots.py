@@ -23,6 +23,7 @@ from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -95,17 +96,19 @@ class SlotMap:
 _READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=integer(1, 2**28))
 
 
-def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np.int32]:
-    """Return entry numbers (i32, n, in order of insertion) by slot, newest first within a slot.
+def by_slot(entries: Array, slots: int, room: UInt64) -> tuple[npt.NDArray[np.int32], Int64]:
+    """Return entry numbers (i32, n) by slot, newest first within a slot, and the entries of each slot (i64, `slots`).
 
-    `slots` (n) are the entries' slots, `starts` has the place in the result at which each slot begins. Memory: 4 bytes
-    per entry and 4 per slot; in NumPy 12 per entry.
+    `entries` (structured, n) are in order of insertion. The core uses `room` (n). Memory: 4 bytes per entry; in NumPy
+    20.
     """
     if (loops := compiled()) is None:
-        return (len(slots) - 1 - np.argsort(slots[::-1], kind="stable")).astype(np.int32)
-    order = np.empty(len(slots), np.int32)
-    loops.newest_first(slots, starts.astype(np.int32), order)
-    return order
+        slot_of = normal_hashes(entries["key_hash"]).view(np.uint32) % np.uint32(slots)
+        order = (len(slot_of) - 1 - np.argsort(slot_of[::-1], kind="stable")).astype(np.int32)
+        return order, np.bincount(slot_of, minlength=slots)
+    order, counts = np.empty(len(entries), np.int32), np.empty(slots, np.int64)
+    loops.place_by_slot(entries.view(np.uint8), entries.itemsize, slots, room, order, counts)
+    return order, counts
 
 
 def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint64]:
@@ -141,10 +144,6 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
     """Return the permutation (i64, n) for the order of a file, of items of whole slots, newest first in each."""
-    if (loops := compiled()) is not None:
-        places = np.arange(len(items))
-        if loops.order_slots(items.view(np.uint8), items.itemsize, layout.slots, places):
-            return places
     ranks, differences = hash_rank(normal_hashes(items["key_hash"]), layout.slots), items["time_diff_s"]
     # among equal entries, the one that was put first comes first
     return answer_order(

@@ -107,7 +107,7 @@ def test_order_and_repeats_make_no_difference(rows, pieces):
     expected = built_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bloom, "_MASKED", 5)
-        builder = FilterBuilder(len(repeated))
+        builder = FilterBuilder(np.empty(len(repeated), np.uint64))
         shuffled = np.random.default_rng(0).permutation(repeated)
         for part in np.array_split(shuffled, pieces):
             builder.add(part)
@@ -195,7 +195,7 @@ def test_a_hash_that_stayed_negative_is_held_as_0(make):
 def test_a_filter_may_get_more_keys_than_expected():
     hashes = np.random.default_rng(3).integers(0, 2**64, 5000, np.uint64)
     for capacity in (0, 1, 3000):
-        builder = FilterBuilder(capacity)
+        builder = FilterBuilder(np.empty(capacity, np.uint64))
         for part in np.array_split(hashes, 7):
             builder.add(part)
         assert builder.build() == built_filter(hashes)

@@ -78,7 +78,7 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     layout = Layout(preset, schema, slots, count + 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", chunk)  # chunks end anywhere
-        patch.setattr(module, "_COUNTED", 131 - chunk)  # as do the parts in which slots are counted
+        patch.setattr(module, "_COUNTED", 131 - chunk)  # as do the parts of the statistics
         data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct, spread_s=spread_s)
     end_ms = struct.unpack_from(">q", data, 12)[0]
     expected = naive_bytes(entries, layout, make.begin_ms, end_ms)
