@@ -86,7 +86,8 @@ class Compaction:
         self._room = np.empty(n, np.uint64)
         self._order, counts = by_slot(entries, layout.slots, self._room)
         self._counts = counts
-        self._first = np.cumsum(counts) - counts
+        self._first = np.cumsum(counts)
+        self._first -= counts
         if not layout.preset.newest_first:
             # sorted here because pieces may cut these slots; other slots are sorted piece by piece
             for slot in np.flatnonzero(counts > CHUNK):
