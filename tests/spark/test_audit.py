@@ -30,7 +30,7 @@ from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
-from tiered_index.spark.audit import differences
+from tiered_index.spark.audit import differences, digest_table
 from tiered_index.spark.audit import entries as read_entries
 from tiered_index.spark.audit.audit import AuditResult, audit, report_table
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
@@ -164,7 +164,7 @@ def test_a_damaged_log_is_a_finding(spark, copy):
     assert what == "objects" and "not compared with its source" in str(error) and result.differences is None
 
 
-def test_each_difference_of_index_and_source_is_reported_once(spark, sound, table, tmp_path):
+def test_each_difference_of_index_and_source_is_reported_once(spark, sound, table, tmp_path, monkeypatch):
     """The index lacks ten entries and the source ten others; ten differ in time and ten in size."""
     lacking = table.slice(10).to_pylist()
     for row in lacking[:10]:
@@ -187,11 +187,49 @@ def test_each_difference_of_index_and_source_is_reported_once(spark, sound, tabl
     for d in by_kind["wrong"]:
         later, larger = d.expected["second"] - d.found["second"], d.expected["size"] - d.found["size"]
         assert (later, larger) in ((5, 0), (0, 1)) and d.topic is not None
+    # too many to keep their digests
+    monkeypatch.setattr(digest_table, "_MOST_DIGESTS", 0)
     few = audited(spark, sound / "index", source, most_listed=3)
     assert few.differences.counts == found.counts and len(few.differences.listed) == 9
     rows = report_table(result).to_pylist()
     assert [row["kind"] for row in rows] == ["missing"] * 10 + ["extra"] * 10 + ["wrong"] * 20
     assert all(json.loads(row["expected"]) for row in rows if row["kind"] != "extra")
+
+
+@pytest.mark.parametrize("lacking", ["day", "file"])
+def test_only_parts_that_differ_are_read_again(spark, copy, table, tmp_path, monkeypatch, lacking):
+    """Everything else is deleted after the first comparison."""
+    days = np.array(table["timestamp_ms"]) // DAY_MS
+    source = tmp_path / "source"
+    source.mkdir()
+    for day in set(days.tolist()):
+        write_parquet(table.filter(pa.array(days == day)), source / f"{day}.parquet")
+    last = source / f"{days[-1]}.parquet"
+    rows = pq.read_table(last).to_pylist()
+    if lacking == "day":
+        last.unlink()
+    else:
+        rows[5]["size"] += 1
+        write_parquet(pa.Table.from_pylist(rows, table.schema), last)
+    objects = states(f"file://{copy}").objects.values()
+    earlier = [stored for stored in objects if stored.second_max < days[-1] * DAY_MS // 1000]
+    assert 0 < len(earlier) < len(objects)
+    match = differences.match
+
+    def then_delete(*arguments: Any) -> Any:
+        found = match(*arguments)
+        for path in source.iterdir():
+            if path != last:
+                path.unlink()
+        with open_storage(f"file://{copy}") as storage:
+            storage.delete_many([stored.name for stored in earlier])
+        return found
+
+    monkeypatch.setattr(read_entries, "_GROUP_ENTRIES", 1)
+    monkeypatch.setattr(differences, "match", then_delete)
+    result = audited(spark, copy, str(source))
+    counts = {"extra": len(rows)} if lacking == "day" else {"wrong": 1}
+    assert (result.differences.counts, result.report.unchecked) == ({"missing": 0, "extra": 0, "wrong": 0} | counts, [])
 
 
 @pytest.mark.parametrize("kind", ["missing", pytest.param("extra", marks=pytest.mark.long)])

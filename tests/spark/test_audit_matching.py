@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tiered_index.format.layout import PRESETS
-from tiered_index.spark.audit import matching
+from tiered_index.spark.audit import digest_table, matching
 from tiered_index.spark.audit.differences import _ROWS, KINDS, Differences, _difference, _pairs, _rows, _told, may_hold
 from tiered_index.spark.audit.digest_table import DigestShape, DigestTable
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
@@ -52,20 +52,33 @@ def test_an_entry_under_another_topic_differs() -> None:
     assert compare_range(digests([1, 2, 3, 4]), index)[2].tolist() == [3]
 
 
-def test_cut_digests_are_compared_whole_and_the_differing_ones_counted() -> None:
+@pytest.mark.parametrize("most", [1 << 12, 0], ids=["few differ", "too many differ"])
+def test_cut_digests_are_compared_whole_and_the_differing_ones_counted(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(digest_table, "_MOST_DIGESTS", most)
     rng = np.random.default_rng(8)
     same = rng.integers(0, 2**64, 5_000, np.uint64)
     alone = rng.integers(0, 2**64, 10, np.uint64)
     source = np.array_split(digests(np.concatenate([same, alone])), 3)
-    index = np.array_split(digests(same[::-1]), 2)
-    cut = [_cut(part, side, 6, 1) for side, parts in enumerate((source, index)) for part in parts]
+    index = np.array_split(digests(np.concatenate([same[::-1], same[3:4]])), 2)
+    index[1]["topic"][-1] = 3
+    sides = enumerate((source, index))
+    cut = [_cut(part, side, origin, 6, 1) for side, parts in sides for origin, part in enumerate(parts)]
     blocks = pa.Table.from_batches(cut).sort_by("range")
     shape = DigestShape.of(6, 5_000)
     found = _compared(blocks.to_batches(max_chunksize=7), shape)
-    assert (found.source, found.index, found.differing) == (5_010, 5_000, 10)
-    table = DigestTable(shape, found.blocks)
-    assert table.may_hold(alone).all()
-    assert np.count_nonzero(table.may_hold(same)) < 5
+    assert (found.source, found.index, found.differing, found.repeated) == (5_010, 5_000, 11, 1)
+    differing = np.append(alone, same[3])
+    table = DigestTable(shape, found.blocks, None if found.whole is None else np.frombuffer(found.whole, np.uint64))
+    assert table.may_hold(differing).all()
+    if most:
+        # the second half of the index has the digest under two topics
+        assert (found.origins(0), found.origins(1)) == ([0, 2], [1])
+        assert np.flatnonzero(table.may_hold(same)).tolist() == [3]
+    else:
+        assert found.origins(0) is found.origins(1) is found.whole is None
+        assert np.count_nonzero(table.may_hold(same)) < 6
 
 
 @pytest.mark.parametrize("range_bits, entries", [(0, 1), (6, 5_000), (11, 1 << 40)])
@@ -94,12 +107,18 @@ def test_blocks_hold_every_entry_however_few_are_held(monkeypatch: pytest.Monkey
     monkeypatch.setattr(matching, "_HELD", held)
     rng = np.random.default_rng(2)
     kinds = [(name, dtype[name]) for dtype in (IDENTITY, VALUE) for name in dtype.names or ()]
-    parts = [Part(0, {n: rng.integers(0, 99, count).astype(k) for n, k in kinds}, None) for count in (3, 4, 1, 9)]
+    counts = enumerate((3, 4, 1, 9))
+    parts = [
+        Part(0, {n: rng.integers(0, 99, count).astype(k) for n, k in kinds}, None, origin=number // 2)
+        for number, count in counts
+    ]
     wanted = np.concatenate([_digests(part, SCHEMA) for part in parts])
     blocks = [row for batch in _blocks(parts, SCHEMA, bits, 1) for row in batch.to_pylist()]
     found = np.concatenate([np.frombuffer(row["digests"], DIGEST) for row in blocks])
     assert np.sort(found["entry"]).tolist() == np.sort(wanted["entry"]).tolist()
     for row in blocks:
+        of_origin = np.concatenate([_digests(part, SCHEMA) for part in parts if part.origin == row["origin"]])
+        assert np.isin(np.frombuffer(row["digests"], DIGEST)["entry"], of_origin["entry"]).all()
         assert set((np.frombuffer(row["digests"], DIGEST)["entry"] >> np.uint64(64 - bits)).tolist()) == {row["range"]}
 
 

@@ -27,6 +27,7 @@ from tiered_index.spark.audit.entries import (
     Picked,
     Sides,
     Unread,
+    groups_of,
     identity_dtype,
     packed,
     value_dtype,
@@ -136,7 +137,8 @@ def compare(
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     rule, schema = joint_rule(stored.hash for stored in objects), sides.schema
     picked = Picked(*seconds, rule=rule, expired=sides.expired)
-    matched, among = match(sides, within, picked)
+    groups = groups_of(within)
+    matched, among = match(sides, groups, picked)
     counts: dict[str, int] = {}
     listed: list[Difference] = []
     unread = set(matched.unread)
@@ -145,10 +147,13 @@ def compare(
         def make(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
             return _rows(parts, schema)
 
+        if (again := matched.origins(INDEX)) is not None:
+            groups = [groups[number] for number in again]
         with ExitStack() as ending:
-            rows = ending.enter_context(sides.rows(within, replace(picked, among=among), make, _ROWS))
-            equal = min(1.0, 2 * matched.differing / among.shape.bits) ** 2 * (matched.source + matched.index)
-            joined = int(2 * matched.differing + equal)
+            chosen = sides.rows(groups, replace(picked, among=among), make, _ROWS, matched.origins(SOURCE))
+            rows = ending.enter_context(chosen)
+            filled = min(1.0, 2 * matched.differing / among.shape.bits) ** 2 if among.whole is None else 0
+            joined = int(2 * matched.differing + filled * (matched.source + matched.index))
             partitions = max(sides.cores, joined // _PARTITION_ROWS)
             pairs = _pairs(rows.repartition(partitions, "identity")).persist(StorageLevel.MEMORY_AND_DISK)
             ending.enter_context(cleaned_up(pairs.unpersist))

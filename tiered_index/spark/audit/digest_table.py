@@ -1,6 +1,7 @@
 """A compact set of digests: Bloom's filter with two bits a digest, in a block for each range of digests.
 
-Partitions fill the blocks of their ranges, so the size of their results is bounded.
+Partitions fill the blocks of their ranges, so the size of their results is bounded. A set of few digests also has the
+digests themselves, so it holds no other.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ UInt64 = npt.NDArray[np.uint64]
 _MOST_BITS = 28
 # Bits for each entry of a small index
 _BITS_PER_ENTRY = 64
+# Most digests of all ranges together that are kept themselves: further 32 MiB
+_MOST_DIGESTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class DigestShape:
-    """The 2**`range_bits` ranges of a table, and the 2**`block_bits` bits of each range's block."""
+    """The 2**`range_bits` ranges of a table, and the 2**`block_bits` bits of each range's block.
+
+    Up to `few` digests of a range are kept themselves.
+    """
 
     range_bits: int
     block_bits: int
+    few: int
 
     @property
     def bits(self) -> int:
@@ -35,7 +42,7 @@ class DigestShape:
     def of(cls, range_bits: int, entries: int) -> DigestShape:
         """Return the shape for an index of `entries` entries."""
         bits = min(_MOST_BITS, (entries * _BITS_PER_ENTRY).bit_length())
-        return cls(range_bits, max(3, bits - range_bits))
+        return cls(range_bits, max(3, bits - range_bits), _MOST_DIGESTS >> range_bits)
 
     def block(self, digests: UInt64) -> bytes:
         """Return the block of `digests` (u64, n), which are in one range."""
@@ -52,10 +59,14 @@ class DigestShape:
 
 
 class DigestTable:
-    """The blocks of all ranges. `may_hold` has no false negatives."""
+    """The blocks of all ranges, and if they are few all digests (`whole`, u64, n, any order).
 
-    def __init__(self, shape: DigestShape, blocks: Iterable[tuple[int, bytes]]) -> None:
+    `may_hold` has no false negatives, and with `whole` no false positives.
+    """
+
+    def __init__(self, shape: DigestShape, blocks: Iterable[tuple[int, bytes]], whole: UInt64 | None = None) -> None:
         self.shape = shape
+        self.whole = None if whole is None else np.sort(whole)
         self._held = np.zeros((1 << shape.range_bits, 1 << shape.block_bits >> 3), np.uint8)
         for number, block in blocks:
             self._held[number] = np.frombuffer(block, np.uint8)
@@ -66,8 +77,19 @@ class DigestTable:
         found = self._bits(first)
         left = np.flatnonzero(found)
         found[left] = self._bits(second[left])
+        if self.whole is not None:
+            left = np.flatnonzero(found)
+            found[left] = is_among(digests[left], self.whole)
         return found
 
     def _bits(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         held: npt.NDArray[np.uint8] = self._held.reshape(-1)[cells >> 3] >> (cells & 7).astype(np.uint8) & 1
         return held.view(np.bool_)
+
+
+def is_among(digests: UInt64, whole: UInt64) -> npt.NDArray[np.bool_]:
+    """Return whether each of `digests` (u64, n; bool, n) is in `whole` (u64, m, rising)."""
+    if not len(whole):
+        return np.zeros(len(digests), np.bool_)
+    found: npt.NDArray[np.bool_] = whole[np.searchsorted(whole[:-1], digests)] == digests
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.digest_table import DigestTable
 from tiered_index.spark.build.log_sources import SKIPPED
+from tiered_index.spark.build.parquet import PART
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.frames import broadcast, large_batches
+from tiered_index.spark.frames import broadcast, gathered, large_batches
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 # About the bytes of objects that a task reads
 _LEAST_BYTES, _MOST_BYTES = 16 << 20, 1 << 28
+# Entries of a group of small objects
+_GROUP_ENTRIES = 1 << 17
+# The origin of entries of a source that has no numbered parts
+UNKNOWN = -1
 # A range of seconds without bounds
 ALL_TIME = (-(2**62), 2**62)
 
@@ -96,13 +102,17 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some entries of one side: columns (n), topics if known, keys (of a source), and the object's name."""
+    """Some entries of one side: columns (n), topics if known, keys (of a source), and the object's name.
+
+    `origin` is the number of the source's part, or of the group of objects.
+    """
 
     side: int
     columns: Mapping[str, npt.NDArray[Any]]
     topics: pa.DictionaryArray | None
     keys: pa.Array | None = None
     name: str | None = None
+    origin: int = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,20 @@ class Unread:
     """An object that could not be read whole."""
 
     name: str
+
+
+# Objects that are read together; the place in a list is their number
+Groups = Sequence[Sequence[StoredObject]]
+
+
+def groups_of(stored: Sequence[StoredObject]) -> Groups:
+    """Return objects in groups, the largest first; small neighbours in time share one."""
+    groups = gathered(sorted(stored, key=lambda one: one.second_min), lambda one: one.count, _GROUP_ENTRIES)
+    return sorted(groups, key=_size, reverse=True)
+
+
+def _size(group: Sequence[StoredObject]) -> int:
+    return sum(one.size_bytes for one in group)
 
 
 # Makes Spark's rows from the parts that a task reads
@@ -135,15 +159,20 @@ class Sides:
         return self.entries.frame.sparkSession.sparkContext.defaultParallelism
 
     @contextmanager
-    def rows(self, stored: Sequence[StoredObject], picked: Picked, make: Make, columns: str) -> Iterator[DataFrame]:
-        """Yield the rows that tasks `make` from the picked entries of both sides; valid in the block. Driver."""
+    def rows(
+        self, groups: Groups, picked: Picked, make: Make, columns: str, parts: Sequence[int] | None = None
+    ) -> Iterator[DataFrame]:
+        """Yield the rows that tasks `make` from the picked entries of both sides; valid in the block. Driver.
+
+        `parts` are the numbers of the source's parts to read, None for the whole source.
+        """
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
-        size = sum(one.size_bytes for one in stored)
+        size = sum(map(_size, groups))
         # four a core, fewer if there is little to read
         tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
-        tasks = min(len(stored), tasks)
-        # the largest object first; a task reads every `tasks`-th object
-        with broadcast(spark, (sorted(stored, key=lambda one: -one.size_bytes), picked)) as shared:
+        tasks = min(len(groups), tasks)
+        # a task reads every `tasks`-th group
+        with broadcast(spark, (groups, picked)) as shared:
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 return make(source_entries(batches, schema, shared.value[1]))
@@ -152,19 +181,21 @@ class Sides:
                 return make(read(number for batch in batches for number in batch.column(0).to_pylist()))
 
             def read(numbers: Iterable[int]) -> Iterator[Part | Unread]:
-                objects, picked = shared.value
+                groups, picked = shared.value
                 with closing(address.open()) as storage:
                     for number in numbers:
-                        for one in objects[number::tasks]:
-                            yield from stored_entries(one, storage, schema, picked)
+                        for origin in range(number, len(groups), tasks):
+                            for one in groups[origin]:
+                                yield from stored_entries(one, storage, schema, picked, origin)
 
             # the hash distinguishes topics, not the number
             fields = [name for name in self.entries.names if name not in ("topic_id", SKIPPED)]
+            entries = self.entries.of_parts(parts) if parts else self.entries
             with large_batches(spark):
-                rows = self.entries.mapped(of_source, fields, columns)
-                if stored:
-                    rows = rows.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, columns))
-                yield rows
+                rows = [entries.mapped(of_source, fields, columns)] if parts is None or parts else []
+                if groups:
+                    rows.append(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, columns))
+                yield reduce(lambda one, other: one.unionAll(other), rows)
 
 
 def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[Part]:
@@ -175,6 +206,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
         if not columns:
             continue
         hashed = columns
+        origin = int((whole.schema.metadata or {}).get(PART, UNKNOWN))
         columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
         topics, keys = batch.column("topic").dictionary_encode(), batch.column("key")
         kept = picked.rows(columns, schema)
@@ -183,13 +215,15 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
             judged = {name: values[kept] for name, values in hashed.items()} | {"topic_id": ids[kept]}
             kept = kept[picked.expired.keeps(judged, columns["second"][kept], names)]
         if len(kept) == len(batch):
-            yield Part(SOURCE, columns, topics, keys)
+            yield Part(SOURCE, columns, topics, keys, origin=origin)
         elif len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
-            yield Part(SOURCE, taken, topics.take(pa.array(kept)), keys.take(pa.array(kept)))
+            yield Part(SOURCE, taken, topics.take(pa.array(kept)), keys.take(pa.array(kept)), origin=origin)
 
 
-def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[Part | Unread]:
+def stored_entries(
+    stored: StoredObject, storage: Storage, schema: Schema, picked: Picked, origin: int = UNKNOWN
+) -> Iterator[Part | Unread]:
     """Yield an object's picked entries, and `Unread` if it is damaged or missing. Raises `SchemaMismatch`."""
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
@@ -229,7 +263,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
                     some = slice(start, start + len(some))
                 columns = {name: values[some] for name, values in whole.items()}
                 topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
-                yield Part(INDEX, columns, topics, None, stored.name)
+                yield Part(INDEX, columns, topics, None, stored.name, origin)
         if unread:
             yield Unread(stored.name)
 

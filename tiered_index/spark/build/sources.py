@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -309,6 +309,12 @@ class Entries:
         if read is None:
             frame = frame.withColumn(HAS_KEY, F.col("key").isNotNull()).select(*names)
         return frame.mapInArrow(made, schema)
+
+    def of_parts(self, numbers: Sequence[int]) -> Entries:
+        """Return the entries of the parts whose batches have these numbers (`PART`)."""
+        assert isinstance(self.read, EntryReader)
+        read = replace(self.read, parts=[self.read.parts[number] for number in numbers])
+        return replace(self, frame=_numbers(self.frame.sparkSession, len(numbers)), read=read)
 
 
 def entries_of(
