@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Shared by the modules of the compiled core: stored numbers, blocks of filters, packed runs."""
+"""Shared by the modules of the compiled core: texts, stored numbers, blocks of filters, packed runs."""
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_GET_LENGTH
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -14,10 +15,13 @@ cdef extern from "core.h" nogil:
     const uint64_t *SUM_STARTS
     const uint64_t *SUM_FACTORS
 
+cdef extern from "Python.h":
+    int PyUnicode_KIND(object)
+
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 16
+    BUILD = 17
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24
@@ -64,6 +68,18 @@ cdef inline void add_units(str text, uint32_t *java, uint32_t *second) noexcept:
         a = a * 31 + value
         b = b * <uint32_t>0x9E3779B1 + value
     java[0], second[0] = a, b
+
+
+cdef inline bint is_text(value, Py_ssize_t most) except -1:
+    """Return whether `value` is a plain text of 1 to `most` characters without surrogates."""
+    if not PyUnicode_CheckExact(value) or not 0 < PyUnicode_GET_LENGTH(value) <= most:
+        return False
+    # characters of one byte are no surrogates
+    if PyUnicode_KIND(value) > 1:
+        for letter in <str>value:
+            if 0xD800 <= letter < 0xE000:
+                return False
+    return True
 
 
 cdef inline int fail(str text) except -1:

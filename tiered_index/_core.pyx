@@ -2,9 +2,9 @@
 # cython: embedsignature=True, auto_pickle=False
 """Compiled loops over entries. Each returns the same bytes as the NumPy code beside its call.
 
-Call them through `tiered_index.kernels`. Every loop releases the interpreter lock. It checks the sizes of its arguments
-before it reads them. Arithmetic is modulo 2**64. `data` is bytes of entries or items of `size` bytes each; their first
-column is the key's hash. Stored numbers are big-endian.
+Call them through `tiered_index.kernels`. Every loop over arrays releases the interpreter lock. It checks the sizes of
+its arguments before it reads them. Arithmetic is modulo 2**64. `data` is bytes of entries or items of `size` bytes
+each; their first column is the key's hash. Stored numbers are big-endian.
 """
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cimport cython
@@ -26,7 +26,6 @@ ctypedef fused Unit:
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
-    int PyUnicode_KIND(object)
 
 cdef enum:
     TABLE = 1 << 13
@@ -62,7 +61,7 @@ set_powers()
 def texts_of(list rows not None, str first, str second, Py_ssize_t most_first, Py_ssize_t most_second):
     """Return the texts `first` and the texts `second` of rows.
 
-    None: a row is not a dict of just these texts, or a text is empty, too long or has half a surrogate pair.
+    None: a row is not a dict of just these texts, or a text is empty, too long or has a surrogate.
     """
     cdef list firsts = [], seconds = []
     for row in rows:
@@ -74,17 +73,6 @@ def texts_of(list rows not None, str first, str second, Py_ssize_t most_first, P
         firsts.append(one)
         seconds.append(other)
     return firsts, seconds
-
-
-cdef inline bint is_text(value, Py_ssize_t most) except -1:
-    if not PyUnicode_CheckExact(value) or not 0 < PyUnicode_GET_LENGTH(value) <= most:
-        return False
-    # characters of one byte are no surrogates
-    if PyUnicode_KIND(value) > 1:
-        for letter in <str>value:
-            if 0xD800 <= letter < 0xE000:
-                return False
-    return True
 
 
 def hash_rows(
@@ -252,9 +240,9 @@ def gather(
     - `slots` is 0: `order` stays. Hashes are written without repeats of their neighbours.
     - `slots` > 0: `order` has whole slots. It is sorted by rank within each slot. Hashes are distinct.
 
-    Return the number of hashes, or -1 if this sort is not enough or would be slow: items of a hash are not in answer
-    order, a slot has many items, or a hash has many fingerprints or is not normal. Then items and hashes are undefined.
-    `order` has the same entries in any case, and those of a hash in the order in which they were.
+    Return the number of hashes, or -1 if this sort is not enough or would be slow. It is not enough if items of a hash
+    are not in answer order, or if a hash has many fingerprints or is not normal. It is slow if slots have many items.
+    After -1, items and hashes are undefined. `order` keeps its entries, and the order of those with one hash.
     """
     cdef Py_ssize_t rows = order.shape[0], number, place, begin, found = 0, left = 16 * order.shape[0]
     cdef int64_t width = items.shape[1], entries
@@ -576,7 +564,7 @@ cdef int64_t pack_rows(
                 width, value = width - 56, value >> 56
             bits |= value << held
             held += width
-            # the bytes behind the held bits are written again
+            # the next value writes the byte with the held bits again
             memcpy(packed + at, &bits, 8)
             at += held >> 3
             bits >>= held & 56
@@ -660,14 +648,14 @@ def pack_items(
     cdef int32_t[256] known_ids
     cdef int64_t[256] known
     check_columns(columns, of_keys, line, topics, data.shape[1])
-    if width_of > 64 or starts.shape[0] != runs + 1 or base <= 0 or starts[0] != 0 or starts[runs] > data.shape[0]:
+    if width_of > 64 or starts.shape[0] != runs + 1 or base <= 0 or starts[0] != 0:
         fail("runs are not as they are stored")
     for column in range(width_of):
         header += 1 + labs(columns[column, 0])
     for run in range(runs):
+        if not 0 <= starts[run] < starts[run + 1] <= data.shape[0]:
+            fail("a run has one item at least, and its items are there")
         count = starts[run + 1] - starts[run]
-        if count <= 0:
-            fail("a run has one item at least")
         most = max(most, count)
         room += count * (8 * width_of + 1) + header + 3
     if packed.shape[0] < room:

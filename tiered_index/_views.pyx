@@ -15,7 +15,8 @@ from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
     BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, add_units, fail, filter_mix,
-    find_in_run, first_one, long_at, may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
+    find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns,
+    set_key_bits, word_at,
 )
 
 cdef extern from "Python.h":
@@ -1657,31 +1658,34 @@ cdef class ViewBatch:
         cdef const uint8_t *entry
         cdef Place *place
         cdef File *file
-        cdef Py_ssize_t pair, step
+        cdef Py_ssize_t pair, step, lookup, live = 0
         cdef int64_t item_size = self.view.form.item_size
         for pair in range(count):
-            place = &self.places[pairs[2 * pair + 1]]
+            place, lookup = &self.places[pairs[2 * pair + 1]], start + pairs[2 * pair]
             # with a filter, a key is mostly in no chain
-            files[pair] = place.file if place.grows and place.filter == NULL and not place.asks_file else NULL
-            if files[pair] != NULL:
-                indexes[pair] = <uint32_t>self.key_hash[start + pairs[2 * pair]] % <uint64_t>place.file.slots
-                prefetch(&place.file.heads[indexes[pair]])
+            if not place.grows or place.filter != NULL or place.asks_file:
+                continue
+            if self.low[lookup] > place.second_max or self.high[lookup] < place.second_min:
+                continue
+            files[live], indexes[live] = place.file, <uint32_t>self.key_hash[lookup] % <uint64_t>place.file.slots
+            prefetch(&place.file.heads[indexes[live]])
+            live += 1
         for step in range(FOLLOWED):
+            count, live = live, 0
             for pair in range(count):
                 file = files[pair]
-                if file == NULL:
-                    continue
                 if step:
                     entry = file.data + file.items_at + indexes[pair] * (item_size + 4)
                     indexes[pair] = <int32_t>word_at(entry + item_size)
                 else:
                     indexes[pair] = file.heads[indexes[pair]]
                 if not 0 < indexes[pair] < file.items:
-                    files[pair] = NULL
                     continue
                 entry = file.data + file.items_at + indexes[pair] * (item_size + 4)
                 prefetch(entry)
                 prefetch(entry + item_size)
+                files[live], indexes[live] = file, indexes[pair]
+                live += 1
 
     cdef int search_pair(self, Py_ssize_t number, Py_ssize_t lookup, Part *part) except -9 nogil:
         """Add the rows of a file for a lookup."""
@@ -1767,18 +1771,12 @@ cdef class Answers:
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
         cdef int64_t low, high, most
-        cdef Py_UCS4 unit
-        if type(topic) is not str or type(key) is not str:
-            return None
-        if not 0 < len(<str>topic) <= self.most_topic or not 0 < len(<str>key) <= self.most_key:
+        # the caller joins the surrogate pairs of topics
+        if not is_text(topic, self.most_topic) or type(key) is not str or not 0 < len(<str>key) <= self.most_key:
             return None
         # exclude topics of only blanks, and leave unusual first letters to the caller
         if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
             return None
-        # the caller joins surrogate pairs
-        for unit in <str>topic:
-            if 0xD800 <= unit <= 0xDFFF:
-                return None
         most = number_of(max_count, 0)
         low, high = number_of(begin_ms, 0), number_of(end_ms, self.last_millisecond)
         if most < 1 or low < 0 or high < low:

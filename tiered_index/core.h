@@ -10,7 +10,7 @@ static inline uint64_t swapped64(uint64_t value) { return __builtin_bswap64(valu
 static inline int ones_of(uint64_t word) { return __builtin_popcountll(word); }
 /* the place of the lowest one; undefined for 0 */
 static inline int first_one(uint64_t word) { return __builtin_ctzll(word); }
-/* the empty statement keeps a call of a function that does nothing else */
+/* without the empty statement, compilers remove calls of a function that only prefetches */
 static inline void prefetch(const void *place) {
     __builtin_prefetch(place);
     __asm__ volatile("");

@@ -91,7 +91,7 @@ class FilterBuilder:
         else:
             found = np.empty_like(collected)
             ordered = found[: loops.distinct(collected, found)]
-        # frees memory before the filter is made
+        # frees memory before the filter is made, unless `ordered` is a part of it
         del self._hashes, collected
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
         words = np.zeros((blocks, 8), "<u4")
