@@ -197,7 +197,7 @@ class OneLookup(TypedDict):
 def _plain(rows: Any) -> tuple[list[str], list[str]] | None:
     """Return the topics and keys of valid lookups without other members; None: check them one by one."""
     core = compiled()
-    if core is None or not isinstance(rows, list):
+    if core is None or type(rows) is not list:
         return None
     return core.texts_of(rows, "topic", "key", MAX_TOPIC_UNITS, MAX_KEY_UNITS)  # type: ignore[no-any-return]
 

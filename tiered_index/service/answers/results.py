@@ -258,7 +258,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     def _result(self, number: int) -> QueryResult[ItemT]:
         if number in self.pages:
             return self.pages[number]
-        q = self.batch.lookups[number]
+        q, topic = self.batch.lookups[number], self.batch.topics[self.batch.topic_index[number]]
         start, stop, low, high, more = self._numbers[number]
         rows = self.rows[start:stop]
         failed = tuple(
@@ -272,9 +272,9 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         )
         status: Status = "partial" if failed else "truncated" if more else "complete"
         cursor = (
-            encode_cursor(order_key(rows[-1], self.schema), query_digest(q.topic, q.key, low, high)) if more else None
+            encode_cursor(order_key(rows[-1], self.schema), query_digest(topic, q.key, low, high)) if more else None
         )
-        return AnswerRows(q.topic, rows, self.form, lambda: self.explain).result(
+        return AnswerRows(topic, rows, self.form, lambda: self.explain).result(
             status=status, cursor=cursor, failed=failed, seen=self._seen_of(number), item_type=self.item_type
         )
 

@@ -18,7 +18,14 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_range, check_topic, encode_cursor, query_digest, unseen
+from tiered_index.service.answers.rows import (
+    check_range,
+    check_topic,
+    encode_cursor,
+    joined_pairs,
+    query_digest,
+    unseen,
+)
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
@@ -186,6 +193,8 @@ class Lookups(ABC, Generic[ItemT]):
         `BudgetExceeded` is a `MessagesResult`. `max_message_bytes` bounds the stored bytes of the messages: the answer
         is truncated there, after at least one message. Other arguments and errors: see `query`.
         """
+        # a message's topic has joined pairs
+        topic = joined_pairs(topic) if isinstance(topic, str) else topic
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         bounds = LookupLimits(**limits)
         self._check_open(bounds)
