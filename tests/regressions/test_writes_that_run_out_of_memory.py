@@ -44,7 +44,7 @@ def test_a_compaction_that_fails_leaves_nothing_behind(open_index, tmp_path, mon
         raise MemoryError("no memory for a chunk")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compacted, "order_chunk", fail)
+        patch.setattr(compacted.Compaction, "_gathered", fail)
         for _ in range(3):
             with pytest.raises(MemoryError):
                 service.run_lifecycle()

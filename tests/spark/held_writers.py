@@ -60,7 +60,7 @@ def speculating_session(master: str, max_failures: str = "4", *, speculates: boo
 
 @dataclass(frozen=True)
 class _Large(Written):
-    padding: bytes
+    padding: bytes = b""
 
 
 def _held(written: Written, job: PartitionJob) -> Written:
@@ -73,7 +73,7 @@ def _held(written: Written, job: PartitionJob) -> Written:
     if attempt == 0:
         _tell(folder / "first", f"{context.stageId()} {parent_of(os.getppid())}")
         _until((folder / "second").exists)
-        return _Large(written.shards, written.query, written.content, bytes(_MESSAGE_BYTES))
+        return _Large(written.shards, written.query, written.content, written.genesis, bytes(_MESSAGE_BYTES))
     _tell(folder / "second", "")
     _until((folder / ("allowed" if attempt == 1 else "never")).exists)
     return written

@@ -45,11 +45,6 @@ erased-shown-by-a-batch: a batch of lookups shows erased entries
   - kept = logs.kept(batch)
   + kept = {}
   tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-key]
-erased-shown-in-a-giant-slot: a batch shows entries of an erased queue if the key's slot is cut into blocks
-  in LookupBatch.prepared
-  - queues=queues,
-  + queues=(),
-  tests/unit/service/test_erase.py::test_a_batch_leaves_out_an_erased_queue_of_a_giant_slot
 erased-shown-by-exports: merges and exports keep erased entries
   in Expired.keeps
   - return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept
