@@ -6,6 +6,7 @@ The file gets its name when it is complete and durable. One thread; memory: some
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
 import sys
 import time
@@ -340,8 +341,40 @@ def _partial(out: Path) -> Path:
 def made_whole(out: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or a folder. After the block it is renamed to `out`, durably.
 
-    If the block fails, it is removed. Raises `DiskFull`.
+    If the block fails, it is removed. Raises `DiskFull`, and `InvalidArgument` if another command writes `out`.
     """
+    with _alone(out):
+        with _renamed(out) as partial:
+            yield partial
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold a lock on the name `out`: a second command would take the place of the first one's temporary file."""
+    path = out.with_name(f".{out.name}.lock")
+    try:
+        lock = path.open("wb")
+    except OSError as error:
+        raise DiskFull(f"--out {out} can't be written: {error.strerror or error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidArgument(f"--out {out}: another command is writing it") from None
+        except OSError:
+            pass  # the file system has no locks
+        try:
+            # another command may have written it since it was checked
+            if out.exists():
+                raise InvalidArgument(f"--out {out} exists already")
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _renamed(out: Path) -> Iterator[Path]:
     partial, disk = _partial(out), Disk()
     try:
         _remove(partial)

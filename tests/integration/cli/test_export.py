@@ -19,6 +19,7 @@ from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, message
 from tests.support.damage import flip
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, column, hash_key
+from tiered_index.cli.export import made_whole
 from tiered_index.errors import PartialAnswer
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import ROCKETMQ, Layout
@@ -229,6 +230,16 @@ def test_no_half_file_under_the_name(tmp_path, run_here, damaged):
     broken = run_here("export", "--root", damaged.root, "--out", out, "--json")
     assert (broken.code, broken.error["type"]) == (4, "CorruptFile")
     assert not [one for one in tmp_path.iterdir() if "entries" in one.name]
+
+
+def test_a_second_command_with_the_same_file_is_refused(tmp_path, run_here, original):
+    """It would take the place of the first one's temporary file, which would then get the name half written."""
+    out = tmp_path / "entries.ndjson"
+    with made_whole(out) as partial:
+        partial.write_text("first")
+        refused = run_here("export", "--root", original.root, "--out", out, "--json")
+        assert refused.code == 2 and "another command is writing it" in refused.error["message"]
+    assert out.read_text() == "first" and [one.name for one in tmp_path.iterdir()] == [out.name]
 
 
 def test_what_is_refused(tmp_path, run_here, original):
