@@ -112,6 +112,7 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 last = report
             except (StorageUnavailable, StorageMisconfigured, DiskFull, JobOverdue) as error:
                 session.out.answer(_failed(error, copier, last), streamed=True)
+                session.out.flush()
                 behind = f"; the copy is as of {format_time(last.as_of_ms)}" if last is not None else ""
                 session.out.note(f"{error}{behind}; tried again in {interval_s} s")
             except CopyStopped:
@@ -161,3 +162,5 @@ def _write_round(
         "cost_usd": rounded_usd(read.total.cost_usd + written.total.cost_usd),
     }
     show(session.out, document, without=("number", "index_id"), streamed=status != "copied")
+    # a pipe would hold the lines of many rounds back
+    session.out.flush()

@@ -131,7 +131,9 @@ def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
     put(1, source)
     line = [SCRIPT, "copy", "--from", source, "--to", target, "--follow", "--interval", "1s", "--json"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    # Python then buffers what it writes to a pipe
+    env = clean_environment(PYTHONUNBUFFERED="")
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
     records = []
     reader = threading.Thread(target=lambda: records.extend(map(json.loads, process.stdout)), daemon=True)
@@ -140,6 +142,9 @@ def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
         copied = open_storage(target)
         wait_until(lambda: process.poll() is not None or list(copied.list("log/")), "the first round")
         assert process.poll() is None
+        wait_until(lambda: records, "the line of the first round")
+        # a full buffer has the lines of some 16 rounds
+        assert len(records) < 9
         put(2, source)
         wait_until(lambda: offsets(target) == [2, 1], "a later round")
         process.send_signal(number)
