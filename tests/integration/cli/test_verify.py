@@ -183,6 +183,19 @@ def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):
     assert "CRC32" in findings(run_here("verify", "--storage", damaged.uri, "--json"))[0]["problem"]
 
 
+def test_a_storage_of_another_index_is_found(run_here, original, tmp_path):
+    """A restore may name the wrong one. Other commands refuse it, and a copy of the index is no other one."""
+    other, copied = f"file://{tmp_path}/other", f"file://{tmp_path}/copied"
+    made = run_here("ingest", original.source, "--root", tmp_path / "root", "--storage", other, "--wait")
+    assert made.code == 0, made.err
+    where = ("--root", original.root, "--storage")
+    for more in ((), ("--deep", "--repair", "--yes")):
+        (found,) = findings(run_here("verify", *where, other, "--json", *more))
+        assert (found["file"], found["part"]) == (other, "log") and "it is of index " in found["problem"]
+    assert run_here("copy", "--from", original.uri, "--to", copied).code == 0
+    assert run_here("verify", *where, copied).code == 0
+
+
 def test_leftover_files_are_notes(run_here, damaged):
     (damaged.objects()[0].parent / "0123456789abcdef.index").write_bytes(b"orphan")
     (damaged.root / "compacted" / ".tmp-0123456789abcdef").write_bytes(b"half")

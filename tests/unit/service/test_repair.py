@@ -19,14 +19,16 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
-from tiered_index.service.checks import repair
+from tiered_index.service.checks import checks, repair
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.repair import Repairs
 from tiered_index.service.checks.report import Report
+from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
+from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
@@ -124,6 +126,46 @@ def test_a_reader_that_stood_before_reads_the_object_that_took_the_place(life):
         assert (done.action, done.source) == ("restore", first.name.replace(".index", "0.index"))
         assert reader.query("t", "k1", max_count=1000).items == before
     sound(life)
+
+
+def test_an_object_that_a_merge_has_removed_meanwhile_is_not_missing(life, monkeypatch):
+    """A check of a large storage takes longer than the grace after which removed objects are deleted."""
+    life.later()
+    known = {*life.state.objects}
+    check = checks.check_object
+
+    def merged_first(*given, **how):
+        monkeypatch.setattr(checks, "check_object", check)
+        life.merge(DAY_S)
+        assert life.sweep() == len(known)
+        check(*given, **how)
+
+    monkeypatch.setattr(checks, "check_object", merged_first)
+    report, _ = checked(life, None)
+    assert (report.findings, report.missing, report.status) == ([], [], "ok")
+    assert {note.partition(":")[0] for note in report.notes} == known
+
+
+def test_the_topics_of_a_tables_missing_objects_are_read_once(life, monkeypatch):
+    make = plan_module._job
+    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    life.later()
+    life.merge(DAY_S * 30)
+    first, second, third, *rest = life.state.objects.values()
+    assert rest and {one.file for one in rest} == {first.file}
+    for stored in (first, second, third):
+        remove(life, stored)
+    asked = []
+
+    class Counted(ColdPath):
+        def trailer(self, stored):
+            asked.append(stored.name)
+            return super().trailer(stored)
+
+    monkeypatch.setattr(checks, "ColdPath", Counted)
+    report, _ = checked(life, None)
+    assert [one.topics for one in report.missing] == [("t",)] * 3
+    assert len(asked) == len(rest) + min(len(rest), 8)
 
 
 def test_an_object_that_was_damaged_for_a_moment_is_left_alone(life):

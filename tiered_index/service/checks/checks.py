@@ -54,6 +54,7 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.lifecycle.copying import COPY_OF
 from tiered_index.service.lifecycle.publication import stored_file, unlike
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
@@ -92,11 +93,13 @@ class _RecordCheck:
         if record.kind == "copy":
             # repairs of the source replaced these
             repaired = {(o.file_id, o.shard) for o in removed} & {(o.file_id, o.shard) for o in given}
-            lost_now = [one for one in record.lost if one.name not in before.lost]
             counts = [
-                sum(one.count for one in some if (one.file_id, one.shard) in repaired)
-                for some in (removed, given, lost_now)
+                sum(one.count for one in some if (one.file_id, one.shard) in repaired) for some in (removed, given)
             ]
+            # by the file alone: a lost part of a shard has only some of its slots
+            files = {file_id for file_id, _ in repaired}
+            lost_now = (one for one in record.lost if one.name not in before.lost)
+            counts.append(sum(one.count for one in lost_now if one.file_id in files))
             if counts[0] != counts[1] + counts[2]:
                 add("repair", "it replaces {:,} entries by {:,}, but says that {:,} are lost".format(*counts))
             removed, given = [[o for o in some if (o.file_id, o.shard) not in repaired] for some in (removed, given)]
@@ -151,6 +154,7 @@ def _range(stored: StoredObject) -> tuple[int, int]:
 
 # bytes of one read
 _STEP_BYTES = 16 << 20
+_NOT_THERE = "the log names it, the storage does not have it"
 
 
 def check_segments(
@@ -166,7 +170,7 @@ def check_segments(
             if deep:
                 _check_segment_bytes(archive, segment, table, report)
         except ObjectNotFound:
-            report.add(segment.name, "segment", "the log names it, the storage does not have it")
+            report.add(segment.name, "segment", _NOT_THERE)
         except ObjectArchived as error:
             report.unchecked.append((segment.name, error))
         except CorruptFile as error:
@@ -245,6 +249,7 @@ def check_storage(
             for number, _ in enumerate(checks, 1):
                 progress(number, "objects")
         check_segments(storage, state.archive.values(), report, progress, deep=deep)
+    _take_back_removed(storage, state, report)
     _name_topics(storage, state, report)
     if report.missing:
         report.note(DELETED)
@@ -258,17 +263,31 @@ def check_storage(
     return state
 
 
+def _take_back_removed(storage: Storage, state: LogState, report: Report) -> None:
+    """Take back findings about missing objects that records have removed meanwhile: a sweep may delete them."""
+    missing = {one.file for one in report.findings if one.problem == _NOT_THERE}
+    after = _refreshed(storage, state) if missing else state
+    removed = {name for name in missing if name not in after.objects and name not in after.archive}
+    report.findings[:] = [one for one in report.findings if one.file not in removed]
+    report.missing[:] = [one for one in report.missing if one.object not in removed]
+    for name in sorted(removed):
+        report.note(f"{name}: it was removed from the log during the check, and is not checked")
+
+
 def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
     """Add topics to the missing objects of window tables: those of other shards of the table."""
     gone = {one.object for one in report.missing}
-    for place, one in enumerate(report.missing):
-        beside = [stored for stored in state.tables.get(one.file, ()) if stored.name not in gone]
-        topics: set[str] = set()
+    # once for each table, which may lack thousands of shards
+    topics: dict[str, set[str]] = {}
+    for table in {one.file for one in report.missing}:
+        beside = [stored for stored in state.tables.get(table, ()) if stored.name not in gone]
         for stored in beside[:_ASKED]:
             with contextlib.suppress(CorruptFile, StorageError):
-                topics.update(name for _, name in ColdPath(storage).trailer(stored).metadata.topics)
-        if topics:
-            report.missing[place] = replace(one, topics=tuple(sorted(topics)))
+                names = ColdPath(storage).trailer(stored).metadata.topics
+                topics.setdefault(table, set()).update(name for _, name in names)
+    for place, one in enumerate(report.missing):
+        if one.file in topics:
+            report.missing[place] = replace(one, topics=tuple(sorted(topics[one.file])))
 
 
 def check_object(
@@ -285,7 +304,7 @@ def check_object(
         if not deep or _check_bytes(storage, stored, local, report):
             _check_trailer(storage, stored, report)
     except ObjectNotFound:
-        report.add(name, "object", "the log names it, the storage does not have it")
+        report.add(name, "object", _NOT_THERE)
         report.missing.append(Missing.of(stored, local))
     except ObjectArchived as error:
         report.unchecked.append((name, error))
@@ -510,8 +529,8 @@ def check_index(
     """Check the root and the storage that `config` names, and add findings to `report`. It changes nothing.
 
     Return the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
-    log that the root has seen. If `deep`, every byte of every object is read. Parts that the storage could not return
-    are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
+    log that the root has seen, or that of a copy. If `deep`, every byte of every object is read. Parts that the storage
+    could not return are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
     """
     local: dict[str, CompactedFile] = {}
     state, seen, marker, is_behind = None, None, None, False
@@ -531,9 +550,13 @@ def check_index(
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
             if state is not None and root is not None and marker is not None:
                 _excuse_missing(root, state, report)
-                # a copy of the index has a log of its own
                 if state.genesis is not None and state.genesis.index_id == marker.index_id:
                     is_behind = _is_behind(storage, state, seen, root, marker.root_id, report)
+                # a copy of the index has a log of its own
+                elif state.genesis is not None and COPY_OF + marker.index_id not in state.positions:
+                    other, own = state.genesis.index_id, marker.index_id
+                    report.add(uri, "log", f"it is of index {other}, and the root {root.path} of {own}")
+                    is_behind = True
         except StorageError as error:
             report.unchecked.append((uri, error))
     return local, state is not None and not is_behind

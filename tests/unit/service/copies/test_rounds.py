@@ -142,6 +142,26 @@ def test_a_repaired_shard_replaces_its_copy(life, monkeypatch):
     assert "adds shards to table" in problems[2]
 
 
+def test_a_shard_that_lost_a_part_of_its_slots_replaces_its_copy(life):
+    life.put([(BASE_MS + 1000 * n, f"k{n}") for n in range(20_000)])
+    life.publish()
+    merge_first_day(life)
+    target = MemoryStorage(clock=life.clock)
+    made = copier(life, target)
+    made.run_once()
+    (stored,) = life.state.objects.values()
+    flip_object(life.storage, stored.name, stored.trailer_position // 2)
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    (done,) = Repairs(life.storage, life.log()).run(report, yes=True)
+    (lost,) = life.state.lost.values()
+    assert done.action == "salvage" and lost.shard != stored.shard
+    made.run_once()
+    report = Report()
+    check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
+    assert report.findings == [] and [one.entries for one in report.lost] == [lost.count]
+
+
 def test_following_a_life(life, small_windows):
     """Puts, merges, expiry, sweeps and copies run in any order. After each round the copy answers like the model."""
     for seed in range(3):
