@@ -28,6 +28,7 @@ from tiered_index.service.erasure.erase import EraseRequest, _check_bound, erase
 from tiered_index.service.erasure.find import ScannedObject, find_hidden
 from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import QUARANTINE_S
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
@@ -177,6 +178,21 @@ def test_later_entries_are_found_and_late_ones_are_not(native):
     native.publish()
     native.check()
     assert len(native.index.query("orders", "k")) == 1
+
+
+def test_entries_of_the_quarantine_stay_out_of_the_time_of_the_newest_entry(merging):
+    """The rewritten tables have windows as those of the quarantine, which no merge reads."""
+    life = merging(settings={"max_early_s": DAY_S})
+    life.put([(BASE_MS, "k")], "orders")
+    life.put([(BASE_MS + 30_000 * DAY_S * 1000, key) for key in KEYS], "orders")
+    life.publish()
+    assert life.state.newest_ms == BASE_MS
+    wipe(life, keys=("k2",), before_ms=MAX_TIMESTAMP_MS, now=True)
+    assert QUARANTINE_S in {shards[0].shard.window_s for shards in life.state.tables.values()}
+    assert life.state.newest_ms == BASE_MS
+    life.later()
+    life.merge()
+    life.check()
 
 
 def test_objects_with_only_erased_entries_are_removed_by_the_record(native):

@@ -44,7 +44,7 @@ def test_an_answer_from_the_storage_says_as_of_when(index, storage, clock):
 
 
 def test_one_entry_of_the_far_future_does_not_hide_that_nothing_is_published(open_index, storage, clock):
-    """Quarantine takes it. Alerts compare the time of a standby with that of the index."""
+    """The quarantine takes it. Alerts compare the time of a standby with that of the index."""
     index = open_index("root", storage_backend=storage)
     far = T + 50 * 365 * 86_400_000
     index.put("t", 0, "bad", 2, 1, far)

@@ -99,6 +99,10 @@ class Stored:
         return document
 
 
+QUARANTINE_S = 1 << 31
+"""Seconds of the windows for implausible times, which no merge reads: the range of a time difference of 32 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableShard(Stored):
     """An object's part of a window table.

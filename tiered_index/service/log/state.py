@@ -21,6 +21,7 @@ from tiered_index.service.log.records import (
     DIGEST,
     OBJECT,
     OF_ROWS,
+    QUARANTINE_S,
     ArchivedSegment,
     IndexDescriptor,
     LogRecord,
@@ -43,8 +44,6 @@ MOST_DOCUMENTS = 2_000
 CHAINED = 320
 # most bytes of changes, as a share of a whole checkpoint, and most records since it: fewer than `CHAINED`
 _CHANGES_SHARE, _MOST_RECORDS = 8, 256
-# seconds of the window that Spark gives to implausible times
-_QUARANTINE_WINDOW_S = 1 << 31
 # most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
 # most bytes of objects' texts that the next state copies, and most texts that it cuts out
@@ -60,7 +59,7 @@ def _newest(
     for second, seconds in zip(known, found, strict=True):
         seconds.extend([] if second is None else [second])
     for one in more:
-        in_window = one.shard is not None and one.shard.window_s >= _QUARANTINE_WINDOW_S
+        in_window = one.shard is not None and one.shard.window_s >= QUARANTINE_S
         in_lane = isinstance(one, StoredObject) and one.lane == "quarantine"
         found[in_window or in_lane].append(one.second_max)
     main, quarantine = found

@@ -20,7 +20,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import UNITS_S, Expired
-from tiered_index.service.log.records import IndexDescriptor, Origin, StoredObject
+from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin, StoredObject
 from tiered_index.service.log.state import LogState
 
 FULL_WINDOWS = 8
@@ -231,14 +231,16 @@ def plan_rewrite(
 ) -> MergePlan:
     """Return a plan that writes the objects `names` again, without expired and erased entries.
 
-    Files become tables of one day each, or of longer windows if a file spans many days. Tables keep their windows.
-    Files and tables with an object in `lost` are left out.
+    Files become tables of one day each, or of longer windows if a file spans many days. Those of the quarantine get
+    its windows, since their times are implausible. Tables keep their windows. Files and tables with an object in `lost`
+    are left out.
     """
     lengths: dict[int, list[list[StoredObject]]] = {}
     for stored in state.files.values():
         if stored.name in names and stored.name not in lost:
             days = (stored.second_max - stored.second_min) // _DAY_S + 2
-            lengths.setdefault(_DAY_S * -(-days // _MAX_WINDOWS), []).append([stored])
+            window_s = QUARANTINE_S if stored.lane == "quarantine" else _DAY_S * -(-days // _MAX_WINDOWS)
+            lengths.setdefault(window_s, []).append([stored])
     for shards in state.tables.values():
         if any(stored.name in names for stored in shards) and not any(stored.name in lost for stored in shards):
             lengths.setdefault(shards[0].part.window_s, []).append(shards)

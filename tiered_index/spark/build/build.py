@@ -26,14 +26,14 @@ from tiered_index.format.packed import packed_bytes
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, Census, WindowScale, plan_build, take_census
+from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.build.positions import MicroBatch, SourceRange
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame

@@ -26,16 +26,13 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slots import SlotMap, divided
 from tiered_index.service.answers.validation import TopicTable, milliseconds
-from tiered_index.service.log.records import IndexDescriptor, Origin
+from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin
 from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS
 from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.frames import large_batches
 from tiered_index.types import MAX_TIMESTAMP_MS
-
-# Length of a quarantine window: the range of a time difference of 32 bits.
-QUARANTINE_S = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
