@@ -11,6 +11,9 @@ from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.errors import BudgetExceeded, CorruptFile, WriterFenced
 from tiered_index.format.metadata import TopicStats
+from tiered_index.format.slots import SlotMap
+from tiered_index.service.log.records import LostObject, TableShard
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import _summary
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Freshness, LostFile, Provenance
@@ -55,6 +58,16 @@ def test_one_entry_of_the_far_future_does_not_hide_that_nothing_is_published(ope
         assert reader.query("t", "bad").as_of_ms == reader.query("t", "k").as_of_ms == T + 1000
         publish(index, 5)
         assert reader.query("t", "k").as_of_ms == T + 5000
+
+
+def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published():
+    """Its lane is not known."""
+    far, day_s = LostObject("data/x/9.index", "x9", 0, 1 << 32, 1), 86_400
+    state = LogState(lost={far.name: far})
+    assert state.newest_ms == (1 << 32) * 1000
+    shard = TableShard("t1", 0, day_s, SlotMap(64), 0, 3)
+    table = LostObject("data/t1/1.index", "t1", 0, 7, 1, shard)
+    assert LogState(lost={far.name: far, table.name: table}).newest_ms == 7000
 
 
 def test_an_answer_never_claims_more_than_its_files_hold(index, storage, clock, monkeypatch):

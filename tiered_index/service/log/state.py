@@ -60,7 +60,8 @@ def _newest(
         seconds.extend([] if second is None else [second])
     for one in more:
         in_window = one.shard is not None and one.shard.window_s >= QUARANTINE_S
-        in_lane = isinstance(one, StoredObject) and one.lane == "quarantine"
+        # the lane of a lost file is not known
+        in_lane = one.lane == "quarantine" if isinstance(one, StoredObject) else one.shard is None
         found[in_window or in_lane].append(one.second_max)
     main, quarantine = found
     return max(main, default=None), max(quarantine, default=None)
@@ -154,8 +155,8 @@ class LogState:
     def newest_ms(self) -> int | None:
         """The time of the newest published entry, also in lost objects; None: there is none.
 
-        In epoch milliseconds, by whole seconds. Quarantine counts only if there is nothing else: one wrong clock would
-        otherwise hide for years that nothing is published.
+        In epoch milliseconds, by whole seconds. Quarantine and lost files count only if there is nothing else: one
+        wrong clock would otherwise hide for years that nothing is published.
         """
         main, quarantine = self._newest_s
         second = quarantine if main is None else main
