@@ -20,7 +20,7 @@ from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.context import sealed_form
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.lifecycle.publication import Upload, stored_file
+from tiered_index.service.lifecycle.publication import Publication, Upload, stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
@@ -67,6 +67,26 @@ def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, fau
             index.run_lifecycle()
     state = index.log_state
     assert (len(state.objects), dict(state.positions), damaged.exists()) == (2, {}, True)
+
+
+def test_damage_of_the_log_stops_the_uploads_of_later_files(open_index, faulty, monkeypatch):
+    """Each of them would be sent for nothing."""
+    index = open_index("root", storage_backend=faulty)
+    faulty.fail("put", name_prefix="data/", times=None)
+    for number in range(3):
+        index.put("t", 0, "k", number, 1, T + number)
+        index.seal()
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+    faulty.clear()
+
+    def damaged(*_):
+        raise CorruptFile("log/7", "the record is missing")
+
+    monkeypatch.setattr(Publication, "record", damaged)
+    with pytest.raises(CorruptFile, match="log/7"):
+        index.run_lifecycle()
+    assert len(objects(faulty)) == 1
 
 
 def test_a_large_file_is_uploaded_in_parts(open_index, storage, clock):

@@ -142,11 +142,11 @@ class Lifecycle:
                 for ready in self._ready():
                     if self._step(ready.file_id, partial(self._upload, ready), "upload"):
                         progress.uploaded += 1
-                        self._renew()
-                    elif type(self._failed[ready.file_id]) is not CorruptFile:
+                    elif not _is_damage(self._failed[ready.file_id], ready):
                         # stop, because files are published in order of sequence. A damaged file waits alone: records
                         # of later files then state no positions.
                         break
+                    self._renew()
                 self._step("staging", self._staging.finish)
                 self._step("expiry", self._expire, "expire")
                 retirable = self._retirable(lacks_room=lacks_room)
@@ -507,6 +507,11 @@ class Lifecycle:
         check_size(self._context.session.storage, stored, "its local copy")
         self._context.catalog.put(open_stored(self._context.cold, stored), self._context.dispose(file.file_id))
         _log.info("retired the local copy of %s: %d bytes", file.file_id, stored.size_bytes)
+
+
+def _is_damage(error: TieredIndexError, file: CompactedFile) -> bool:
+    """Return whether an error states damage of the local `file`, not of an object or of the log."""
+    return type(error) is CorruptFile and file.local is not None and error.file == file.local.file
 
 
 def _make_filter(file: UnsealedFile) -> None:
