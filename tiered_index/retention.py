@@ -233,7 +233,8 @@ class Expired:
         if not self.latest_ms or not len(seconds) or int(seconds.min()) * 1000 >= self.latest_ms:
             return np.ones(len(seconds), np.bool_)
         # not a pass over all entries for each topic: there may be tens of thousands
-        ids, index = np.unique(topic_ids, return_inverse=True)
+        is_one = topic_ids.min() == topic_ids.max()
+        ids, index = (topic_ids[:1], 0) if is_one else np.unique(topic_ids, return_inverse=True)
         names = map(topics.get, ids.tolist())
         horizons = [self.of_all_ms if name is None else self.before_ms(name) for name in names]
         return np.asarray(seconds >= np.array(list(map(_begin_s, horizons)))[index])
