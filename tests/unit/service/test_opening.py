@@ -23,6 +23,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service import index as index_module
 from tiered_index.service import threads as threads_module
+from tiered_index.service.root import Root
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -211,6 +212,11 @@ def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index
         for owner, name in ((Path, "open"), (FaultDisk, "open_rw")):
             patched.setattr(owner, name, refusing(path, getattr(owner, name)))
         with pytest.raises(StorageMisconfigured, match=rf"{path}.*; give this user access to it.*, out of the root"):
+            open_index("root")
+    # no advice to move files out, because that doesn't help
+    with monkeypatch.context() as patched:
+        patched.setattr(Root, "temporaries", lambda root: refusing(path.parent, Path.iterdir)(path.parent))
+        with pytest.raises(StorageMisconfigured, match=rf"\({path.parent}\)$"):
             open_index("root")
     for moved in path.parent.glob(f"{path.stem}.*"):
         moved.rename(index.config.root.with_name(moved.name))

@@ -112,15 +112,18 @@ class _ReadJournal(NamedTuple):
 
 @contextlib.contextmanager
 def _way_out() -> Iterator[None]:
-    """Add advice to an error of the disk."""
+    """Add advice to an error of the disk, unless it is about something else than an index file or a journal."""
     try:
         yield
     except (StorageMisconfigured, StorageUnavailable) as error:
-        if not isinstance(error.__cause__, OSError):
+        cause = error.__cause__
+        # an error of a read names no path
+        if not isinstance(cause, OSError) or (cause.filename and file_id_of(Path(cause.filename).name) is None):
             raise
         raise type(error)(
             f"{error}; give this user access to it, or repair the disk. If you can't, move the file, and its .journal "
-            f"if it has one, out of the root. The next start reports the file, unless the storage has it"
+            f"if it has one, out of the root. If the root's list `{LIST}` has the file, the next start reports it, "
+            f"unless the storage has it"
         ) from error
 
 
