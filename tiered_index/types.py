@@ -232,11 +232,12 @@ class Freshness:
     """The time of the newest published entry of one index. A lookup in the storage can't see newer entries.
 
     `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
-    seconds; None: no entry is published. `positions` has, for each source of entries (a RocketMQ store, a file, a
-    stream), the position before which all of it is published.
+    seconds; None: no entry is published. Entries of the quarantine count only if there are no others. `positions` has,
+    for each source of entries (a RocketMQ store, a file, a stream), the position before which all of it is published.
 
-    `not_asked` is set if a root was read without its storage, and says why. The answer then has all entries of the
-    root's writer, and those of others that this writer knew. The other fields describe that state.
+    `not_asked` says why the newest state of the index was not read; None: it was. Either a root was read without its
+    storage, or a newer writer has fenced this one. The answer then has all entries of the writer, and those of others
+    that this writer knew. The other fields describe that state.
     """
 
     source: str
@@ -263,8 +264,8 @@ def shortened(text: str) -> str:
 class Provenance(NamedTuple):
     """The state of each index that an answer was read from, and the entries that the answer lacks.
 
-    - `freshness`: how much the storage had, for each index that was read without its root, or from its root while the
-      storage was not available.
+    - `freshness`: how much the storage had, for each index that was read without its root, without its storage, or by a
+      fenced writer.
     - `unknown_topics`: the topic of the lookup, if nothing was found and no file that was read in its range has the
       topic.
     - `lost`: lost files that may have had answers in the range. The answer is complete except for them.

@@ -91,7 +91,7 @@ async function part(id, read) {
 
 function published({ source, as_of_ms: ms, not_asked: why }) {
   const until = ms === null ? "nothing is published yet" : `the newest published entry is from ${time(ms)}, ${ago(ms)}`;
-  return make("p", {}, `${source}: ${until}${why ? `; the storage could not be read: ${why}` : ""}.`);
+  return make("p", {}, `${source}: ${until}${why ? `; a newer state was not read: ${why}` : ""}.`);
 }
 
 function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {

@@ -450,7 +450,8 @@ function conclude(end) {
   }
   if (/[\r\n]/.test(asked.key)) notes.push("The key has line breaks, which its field does not show.");
   if (expired !== null) notes.push(`Entries before ${time(expired)} have expired.`);
-  for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be read: ${why}`);
+  for (const { source, not_asked: why } of end.freshness)
+    if (why) notes.push(`The newest state of ${source} was not read: ${why}`);
   const unsearched = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
   if (unsearched) notes.push(`${counted(unsearched, "message")} of these can’t be read, and may not have the text.`);
   if (sums.folded) notes.push(`${entries(sums.folded)} left out: topic, queue and offset of a newer answer.`);

@@ -40,8 +40,8 @@ _SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic"}
 
 
 About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
-"""The state of the logs for a view: freshness of indexes that are read without a root, and the lost objects of each
-source.
+"""The state of the logs for a view: freshness of indexes that are read without a root or by a fenced writer, and the
+lost objects of each source.
 """
 
 

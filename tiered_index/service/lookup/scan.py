@@ -68,7 +68,7 @@ class Files(NamedTuple):
     handles: Callable[[int, int], Sequence[Handle]]
     """Returns the files that may have answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
-    """The freshness of storages that are read without a root, before `handles` was called."""
+    """The freshness before `handles` was called: of storages that are read without a root, and of a fenced writer."""
     viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
     """Returns the files that are not in a view, and the view (None: there is none)."""
 
