@@ -368,8 +368,12 @@ class IndexService(Lookups[ItemT]):
         *,
         allow_partial: bool = False,
     ) -> Export:
-        """Flush, then export the entries as `IndexReader.export` does."""
+        """Flush, then export the entries as `IndexReader.export` does.
+
+        Raises `WriterFenced` if a newer writer has fenced this one: it doesn't see what the newer one publishes.
+        """
         self.flush()
+        self._check_writable()
         return super().export(topics, begin_ms, end_ms, allow_partial=allow_partial)
 
     def durable_position(self, source: str) -> int | None:

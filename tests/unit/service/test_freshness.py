@@ -119,6 +119,8 @@ def test_a_fenced_writer_says_up_to_when_its_answers_are_complete(open_index, st
             assert (seen.source, answer.as_of_ms) == (storage.uri, T + 5000)
             assert "newer writer" in seen.not_asked
     assert [item.offset for item in old.query("t", "k")] == [5, 1]
+    with pytest.raises(WriterFenced):
+        old.export()
 
 
 def test_several_indexes_are_as_old_as_the_oldest(open_index, clock, tmp_path):
