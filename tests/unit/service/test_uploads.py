@@ -48,7 +48,7 @@ def test_damaged_items_are_not_published(open_index, faulty, tmp_path):
     assert not index.log_state.objects
 
 
-def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, faulty, tmp_path):
+def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, faulty, clock, tmp_path):
     """It waits, and no record states a position that would leave its entries out."""
     index = open_index("root", storage_backend=faulty)
     faulty.fail("put", name_prefix="data/", times=None)
@@ -67,6 +67,16 @@ def test_a_damaged_file_does_not_stop_the_uploads_of_later_files(open_index, fau
             index.run_lifecycle()
     state = index.log_state
     assert (len(state.objects), dict(state.positions), damaged.exists()) == (2, {}, True)
+    # of merged files only the newest local copy stays: the others have no position that it lacks
+    clock.advance(86_400)
+    assert merge_all(faulty, clock).sources == 2
+    index._lifecycle.refresh()
+    assert [file.place for file in index.files()].count("uploaded") == 1
+    index._catalog.reclaim()
+    assert len(list((tmp_path / "root" / "uploaded").glob("*.index"))) == 1
+    index.close()
+    with open_index("root", storage_backend=faulty) as index:
+        assert index.durable_positions() == {"s": 3}
 
 
 def test_damage_of_the_log_stops_the_uploads_of_later_files(open_index, faulty, monkeypatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 
 from sortedcontainers import SortedDict, SortedList
 
@@ -136,13 +136,7 @@ class LocalFiles:
 
     def needed(self, logged: dict[str, int]) -> set[str]:
         """Return the ids of files with a source position that neither the log (`logged`) nor newer files have."""
-        files: list[CompactedFile | UnsealedFile] = [*self.unsealed, *self.compacted, *self.kept]
-        needed, reached = set(), logged
-        for file in sorted(files, key=lambda file: -file.sequence):
-            before, reached = reached, max_positions(reached, own_positions(file))
-            if reached != before:
-                needed.add(file.file_id)
-        return needed
+        return _needed([*self.unsealed, *self.compacted, *self.kept], logged)
 
 
 @dataclass(eq=False)
@@ -185,19 +179,19 @@ class LifecycleContext:
             self.session.log.refresh()
             # the handles first: their files were published before, so the later state knows them
             handles = self.catalog.all()
-            state = self.session.log.state
+            state, keeps = self.session.log.state, self._keeps(handles)
             for handle in handles:
                 # for handles that were recovered while the storage was unavailable
                 stored = state.object_of(handle.file_id)
                 if isinstance(handle, DamagedFile) and stored is not None:
                     self.catalog.put(open_stored(self.cold, stored))
                 elif isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
-                    if stored is None and not self._has_news(handle):
+                    if stored is None and not keeps(handle):
                         self.catalog.remove(handle.file_id, self.dispose(handle.file_id))
                     elif stored is not None:
                         self.catalog.put(replace(handle, stored=StorageBytes(self.cold, stored)))
             handles, known = self.catalog.all(), self.session.log.state  # in this order, as above
-            apply_log_state(self.catalog, handles, known, self.cold, self.dispose, self._has_news)
+            apply_log_state(self.catalog, handles, known, self.cold, self.dispose, self._keeps(handles))
             return state
 
     def dispose(self, file_id: str) -> Callable[[], None]:
@@ -215,9 +209,16 @@ class LifecycleContext:
         positions = self.files.durable_positions(file)
         return self.session.log.append_positions(self.session.epoch, positions).positions
 
-    def _has_news(self, file: CompactedFile) -> bool:
-        """Return whether a local copy has a source position beyond the log's."""
-        return file.local is not None and has_newer_positions(file, self.session.log.state.positions)
+    def _keeps(self, handles: Iterable[Handle]) -> Callable[[CompactedFile], bool]:
+        """Return a function that says whether a merged file's local copy is `needed`, of all files among `handles`."""
+        logged = self.session.log.state.positions
+        files = [one for one in handles if isinstance(one, CompactedFile | UnsealedFile)]
+
+        @cache  # on use, because few files have a position beyond the log's
+        def needed() -> set[str]:
+            return _needed([one for one in files if isinstance(one, UnsealedFile) or one.local is not None], logged)
+
+        return lambda file: file.local is not None and has_newer_positions(file, logged) and file.file_id in needed()
 
 
 def sealed_form(file: UnsealedFile) -> SealedFile:
@@ -245,6 +246,16 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
 def _greatest(files: Iterable[CompactedFile | UnsealedFile | Journal]) -> dict[str, int]:
     """Return the greatest position of each source in files."""
     return reduce(max_positions, map(own_positions, files), {})
+
+
+def _needed(files: Iterable[CompactedFile | UnsealedFile], logged: dict[str, int]) -> set[str]:
+    """Return the ids of files with a source position that neither the log (`logged`) nor newer ones of `files` have."""
+    needed, reached = set(), logged
+    for file in sorted(files, key=lambda file: -file.sequence):
+        before, reached = reached, max_positions(reached, own_positions(file))
+        if reached != before:
+            needed.add(file.file_id)
+    return needed
 
 
 def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
