@@ -16,7 +16,7 @@ from tests.benchmarks.cold_peers.command import cold_peers
 from tests.benchmarks.machine.cold import check_storage
 from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
 from tests.benchmarks.machine.setting import ColdAmounts
-from tests.benchmarks.machine.writing import COMPACT, PAUSE, PUT, UPLOAD
+from tests.benchmarks.machine.writing import COMPACT, PAUSE, PUT
 from tests.benchmarks.running import Items, Out, Preset, Quick, RootDir, Rounds, Slots, check_places, layout_of, measure
 from tests.benchmarks.scale import scale
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
@@ -27,7 +27,7 @@ from tiered_index.cli.main import alone, run
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError
 
-_MACHINE = (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD)
+_MACHINE = (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, COMMITLOG, COLD)
 SUITES: dict[str, Any] = {suite.name: suite for suite in (*_MACHINE, Spark(), SparkLookup())}
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 _ON_SPARK = ("spark", "spark-lookup")
@@ -63,7 +63,7 @@ def benchmarks(
     root_dir: RootDir = None,
     out: Out = None,
 ) -> int:
-    """Measure puts, pauses, compaction, lookups, recovery, uploads and commit logs on this machine's real disk.
+    """Measure puts, pauses, compaction, lookups, recovery and commit logs on this machine's real disk.
 
     Writes are durable. Suite cold compares cold lookups with RocketMQ's way of reading. Suites spark and spark-lookup
     compare jobs on Spark with one process, with Spark's own jobs and with DuckDB.

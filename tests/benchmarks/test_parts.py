@@ -143,7 +143,7 @@ def test_the_report_names_missed_goals(setting, tmp_path, capsys):
 def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
     name, full = suite.name, SparkSetting(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
     small_goals, goals = ({s.name for s in suite.specs(at) if s.goal is not None} for at in (setting, full))
-    extra = {"compact": 3, "recovery": 2, "cold": 6}.get(name, 0)
+    extra = {"compact": 2, "recovery": 2, "cold": 6}.get(name, 0)
     assert len(goals) == len(small_goals) + extra
     if name != "spark":  # its goals limit requests and memory, which no profile of time explains
         assert all(s.sections for s in suite.specs(full) if s.goal is not None and s.unit != "MiB")

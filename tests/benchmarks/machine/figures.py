@@ -58,11 +58,6 @@ def pin_thread(core: int) -> None:
     os.sched_setaffinity(0, {core})
 
 
-def core_wait_s() -> float:
-    """Return how long the calling thread was ready to run while others had its core."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-
-
 @contextlib.contextmanager
 def pinned(core: int) -> Iterator[None]:
     """Keep the whole process on one core: its threads, and those that they start."""

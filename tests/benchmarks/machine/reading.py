@@ -163,16 +163,14 @@ _ENTRIES = 3
 
 def _commitlog_specs(setting: Setting) -> Sequence[Spec]:
     rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in _READINGS)
-    return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in _READINGS), Spec("store writer", "messages/s")
+    return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in _READINGS)
 
 
 def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
     core, _ = cores()
     for _ in meter.rounds():
         with scratch(folder) as place, pinned(core):
-            with meter.section("store writer") as writing:
-                _write(place, setting.log_messages)
-            meter.record("store writer", setting.log_messages / writing.elapsed_s)
+            _write(place, setting.log_messages)
             settle()
             store = StoreDirectory.open(place)
             # the first reading allocates memory that later ones reuse

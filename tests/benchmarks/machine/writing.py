@@ -1,18 +1,15 @@
-"""The suites of writing: `put`, `compact`, `upload` and `pause`.
+"""The suites of writing: `put`, `compact` and `pause`.
 
-`pause` measures how long a put takes, and how late the writer wakes, during compactions, uploads and queries. The
-writer has a core to itself. Flusher, life cycle and queries share the other one. The same puts without that work show
-the delays of the machine and the interpreter alone.
+`pause` measures how long a put takes during compactions, uploads and queries. The writer has a core to itself. Flusher,
+life cycle and queries share the other one. The same puts without that work show the delays of the machine and the
+interpreter alone.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,12 +22,10 @@ import numpy as np
 from tests.benchmarks.machine.figures import (
     MemoryWatch,
     Meter,
-    Section,
     Spec,
     Suite,
     at_least,
     at_most,
-    core_wait_s,
     cores,
     every_round,
     pin_thread,
@@ -38,7 +33,6 @@ from tests.benchmarks.machine.figures import (
     settle,
 )
 from tests.benchmarks.machine.setting import (
-    FLUSH_ENTRIES,
     START_MS,
     TOPIC,
     Setting,
@@ -55,7 +49,6 @@ from tests.benchmarks.machine.setting import (
 )
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
-from tiered_index.storage.disk import Disk
 
 
 def _put_specs(setting: Setting) -> Sequence[Spec]:
@@ -63,7 +56,6 @@ def _put_specs(setting: Setting) -> Sequence[Spec]:
         Spec("put_batch", "entries/s", sections=("put_batch call",)),
         Spec("put_batch and durable flush", "entries/s", at_least(6e6), ("put_batch call", "flush")),
         Spec("put_batch and flush, CPU", "ns/entry"),
-        Spec("times a plain durable write", "ratio"),
         Spec("put, one entry per call", "entries/s", at_least(4e5), ("put loop",)),
         Spec("put, CPU", "ns/entry"),
         Spec("put and durable flush", "entries/s"),
@@ -73,7 +65,7 @@ def _put_specs(setting: Setting) -> Sequence[Spec]:
 def _put(setting: Setting, place: Path, meter: Meter) -> None:
     core, _ = cores()
     with setting.open(place) as index, pinned(core):
-        _batches(index, setting, place, meter)
+        _batches(index, setting, meter)
         _singles(index, setting, meter)
 
 
@@ -81,36 +73,17 @@ PUT = Suite("put", _put_specs, every_round(_put))
 """A full file, filled in batches with durable flushes, and single puts. The process stays on one core."""
 
 
-def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -> None:
+def _batches(index: IndexService, setting: Setting, meter: Meter) -> None:
     count = setting.entries
-    call, flush, plain = meter.section("put_batch call"), meter.section("flush"), meter.section("plain write")
+    call, flush = meter.section("put_batch call"), meter.section("flush")
     index.put(TOPIC, 0, "first", 0, 1, START_MS)
     index.flush()  # the file's space is allocated before it is needed, as in a running index
     settle()
     fill(index, 1, count - 1, call, flush)
     require([getattr(file, "count", None) for file in index.files()], [count], "entries of the full file")
-    settle()
-    _write_plainly(place / "plain", setting, plain)
-    durable_s = call.elapsed_s + flush.elapsed_s
     meter.record("put_batch", count / call.elapsed_s)
-    meter.record("put_batch and durable flush", count / durable_s)
+    meter.record("put_batch and durable flush", count / (call.elapsed_s + flush.elapsed_s))
     meter.record("put_batch and flush, CPU", (call.cpu_s + flush.cpu_s) / count * 1e9)
-    meter.record("times a plain durable write", durable_s / plain.elapsed_s)
-
-
-def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
-    """Write as many bytes as the entries take, in durable pieces as large as the flushes."""
-    disk, entry_bytes = Disk(), setting.layout.schema.entry.itemsize
-    piece, total = os.urandom(min(FLUSH_ENTRIES, setting.entries) * entry_bytes), setting.entries * entry_bytes
-    descriptor = disk.create(path)
-    disk.allocate(descriptor, total)
-    try:
-        for position in range(0, total, len(piece)):
-            with section:
-                disk.pwrite(descriptor, memoryview(piece)[: total - position], position)
-                disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
 
 
 def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
@@ -130,8 +103,9 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
 
 _WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
 _STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
-_JAVA_S = {f"times as fast as Java's {seconds} s": seconds for seconds in (4.4, 5.4)}
+_JAVA_S = 5.4
 """Seconds of Java's doCompaction of 20,000,000 items, without a durable file, measured with RocketMQ's own code."""
+_OVER_JAVA = f"times as fast as Java's {_JAVA_S} s"
 _PERIOD_S = 0.0002
 _GAP = 20_000
 """Messages left out, so that the two files have no second in common."""
@@ -142,8 +116,7 @@ def _compact_specs(setting: Setting) -> Sequence[Spec]:
         Spec("compaction of a full file", "s"),
         Spec("compaction rate", "entries/s"),
         Spec("compaction, CPU", "ns/entry"),
-        Spec("times a plain durable copy", "ratio"),
-        *(Spec(name, "ratio", at_least(2), ("compaction",)) for name in _JAVA_S if setting.is_full),
+        *([Spec(_OVER_JAVA, "ratio", at_least(2), ("compaction",))] if setting.is_full else []),
         Spec("compaction beside a reader", "s"),
         Spec("anonymous memory, increase", "MiB", at_most(1024) if setting.is_full else None),
         *(Spec(name, "us") for name in _STALLS.values()),
@@ -160,25 +133,11 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
         with section:
             compact_only(index)
         require(disk.counts["compacted"], 1, "compacted files")
-        (path,) = (place / "root" / "compacted").iterdir()
-        copy = _copied(path, place, meter)
     meter.record("compaction of a full file", section.elapsed_s)
     meter.record("compaction rate", setting.entries / section.elapsed_s)
     meter.record("compaction, CPU", section.cpu_s / setting.entries * 1e9)
-    meter.record("times a plain durable copy", section.elapsed_s / copy.elapsed_s)
     if setting.is_full:
-        for name, seconds in _JAVA_S.items():
-            meter.record(name, seconds / section.elapsed_s * setting.entries / 20e6)
-
-
-def _copied(source: Path, place: Path, meter: Meter) -> Section:
-    """Copy a file durably, and return how long that took: the lower bound for any rewrite of it."""
-    settle()
-    with meter.section("copy") as copy, source.open("rb") as read, (place / "copy").open("xb") as write:
-        shutil.copyfileobj(read, write, 8 << 20)
-        write.flush()
-        Disk().sync(write.fileno())
-    return copy
+        meter.record(_OVER_JAVA, _JAVA_S / section.elapsed_s * setting.entries / 20e6)
 
 
 def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
@@ -242,88 +201,22 @@ def _look_up(
         due_s = max(due_s + _PERIOD_S, now_s)
 
 
-_SMALL_ENTRIES = 1_000
-
-
-def _upload_specs(setting: Setting) -> Sequence[Spec]:
-    return (
-        Spec("upload of a full file", "s"),
-        Spec("upload rate", "MiB/s"),
-        Spec("times a plain durable copy", "ratio"),
-        Spec("compaction, upload and retirement", "entries/s"),
-        Spec("small files: compaction and upload", "files/s"),
-        Spec("small files: retirement", "files/s"),
-    )
-
-
-def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
-    uploading, whole = meter.section("upload"), meter.section("life cycle")
-
-    def reached(state: str) -> None:
-        if state == "compacted":
-            uploading.start()
-        elif state == "uploaded":
-            uploading.stop()
-
-    with setting.open(place, disk=WatchedDisk(reached), local_keep_s=0) as index:
-        fill(index, 0, setting.entries)
-        index.seal()
-        settle()
-        with whole:
-            index.run_lifecycle()
-        require(Counter(file.place for file in index.files()), {"storage": 1}, "states of the files")
-        (stored,) = index.log_state.objects.values()
-        (source,) = (place / "storage").rglob(f"{Path(stored.name).name}*")
-        copy = _copied(source, place, meter)
-    meter.record("upload of a full file", uploading.elapsed_s)
-    meter.record("upload rate", stored.size_bytes / uploading.elapsed_s / (1 << 20))
-    meter.record("times a plain durable copy", uploading.elapsed_s / copy.elapsed_s)
-    meter.record("compaction, upload and retirement", setting.entries / whole.elapsed_s)
-
-
-def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
-    files = max(2, setting.small_files // 10)
-    living, retiring = meter.section("small files"), meter.section("retirement")
-
-    def reached(state: str) -> None:
-        if state == "uploaded" and disk.counts["uploaded"] == files:
-            living.stop()
-            retiring.start()
-
-    disk = WatchedDisk(reached)
-    with setting.with_files_of(_SMALL_ENTRIES).open(place, disk=disk, local_keep_s=0) as index:
-        fill(index, 0, files * _SMALL_ENTRIES)
-        settle()
-        with living:
-            index.run_lifecycle()
-        retiring.stop()
-        require(Counter(file.place for file in index.files()), {"storage": files}, "states of the small files")
-    meter.record("small files: compaction and upload", files / living.elapsed_s)
-    meter.record("small files: retirement", files / retiring.elapsed_s)
-
-
-UPLOAD = Suite("upload", _upload_specs, every_round(_full_file, _small_files))
-"""A full file, and a number of small ones, through the life cycle. A local copy is deleted after its upload."""
-
-
 _PAUSE_PERIOD_S = 0.001
 _SINGLES = 4
 _LONGEST_S = 180.0
-_CALLS = ("put", "put_batch", "wake-up")
+_CALLS = ("put", "put_batch")
 _PAUSE_WHICH = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 _STATES = ("busy", "idle")
 _COUNTS = ("files begun", "compactions", "uploads", "queries", "puts pushed back")
-_KEPT_OFF = {state: f"writer kept off its core, {state}" for state in _STATES}
 
 
 @dataclass
 class _Latencies:
-    """Seconds of each call, by kind. A wake-up's time is the delay after the requested end of the writer's sleep."""
+    """Seconds of each call, by kind."""
 
     samples: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _CALLS})
     entries: int = 0
     elapsed_s: float = 0.0
-    core_wait_s: float = 0.0
     pushed_back: int = 0
 
     def timed(self, call: str, put: Callable[..., int], *arguments: Any) -> None:
@@ -344,7 +237,6 @@ def _pause_specs(setting: Setting) -> Sequence[Spec]:
     return (
         *(Spec(f"{call}, {state}, {which}", "us") for call in _CALLS for state in _STATES for which in _PAUSE_WHICH),
         Spec("entries put", "entries/s"),
-        *(Spec(name, "ms/s") for name in _KEPT_OFF.values()),
         *(Spec(name, "count") for name in _COUNTS),
     )
 
@@ -363,7 +255,6 @@ def _pause(setting: Setting, folder: Path, meter: Meter) -> None:
                 meter.record_percentiles(
                     {f"{call}, {state}, {which}": at for which, at in _PAUSE_WHICH.items()}, samples
                 )
-            meter.record(_KEPT_OFF[state], latencies.core_wait_s / latencies.elapsed_s * 1000)
         meter.record("entries put", busy.entries / busy.elapsed_s)
 
 
@@ -431,12 +322,10 @@ def _write(
     pin_thread(core)
     latencies, rows = _Latencies(), setting.pause_rows
     texts = cycle(keys[: min(len(keys), 10_000)].to_pylist())
-    waited_s, started_s = core_wait_s(), time.perf_counter()
+    started_s = time.perf_counter()
     due_s = started_s
     while not latencies.entries or not finished():
-        wake_s = max(due_s, time.perf_counter())
         time.sleep(max(0.0, due_s - time.perf_counter()))  # a late writer lets other threads run all the same
-        latencies.samples["wake-up"].append(time.perf_counter() - wake_s)
         first = position % max(1, len(keys) - rows + 1)
         columns = batch(np.arange(position, position + rows), keys[first : first + rows])
         position += rows
@@ -446,5 +335,4 @@ def _write(
         latencies.entries += rows + _SINGLES
         due_s = max(due_s + _PAUSE_PERIOD_S, time.perf_counter())  # a late writer does not hurry
     latencies.elapsed_s = time.perf_counter() - started_s
-    latencies.core_wait_s = core_wait_s() - waited_s
     return latencies
