@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.copies import bytes_of
 from tests.support.log_records import an_object, open_log, publish
-from tests.support.storage_faults import FaultStorage
+from tests.support.storage_faults import FaultStorage, LateRecords
 from tiered_index.errors import IndexClosed, LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable
 
 
@@ -46,33 +46,18 @@ def test_a_record_whose_answer_was_lost_is_there_once(make_world):
 def test_a_record_that_arrives_late_does_not_publish_a_file_twice(make_world):
     """A put whose response was lost reaches the storage only after the writer has looked for it in vain."""
     world = make_world()
-    storage = _Straggling(world.storage)
+    storage = LateRecords(world.storage)
     world.open(storage=storage)
     world.do("5 seal")
     storage.delayed = True
     with pytest.raises(StorageUnavailable):
         world.service.run_lifecycle()
-    storage.arrive_with_the_next = True
+    storage.delayed = False
+    storage.meanwhile("put_if_absent", storage.arrive, name_prefix="log/")
     world.service.run_lifecycle()
     stored = list(world.service.log_state.objects.values())
     assert len({o.file_id for o in stored}) == len(stored)
     world.heal()
-
-
-class _Straggling(FaultStorage):
-    """Delays one put-if-absent of a log record, and sends it just before the next one."""
-
-    delayed = arrive_with_the_next = False
-    held = None
-
-    def put_if_absent(self, name, data):
-        if name.startswith("log/") and self.delayed:
-            self.delayed, self.held = False, (name, bytes(data))
-            raise StorageUnavailable("no answer")
-        if name.startswith("log/") and self.arrive_with_the_next:
-            self.arrive_with_the_next = False
-            self.inner.put_if_absent(*self.held)
-        super().put_if_absent(name, data)
 
 
 def test_a_storage_with_another_index_is_refused_also_when_it_comes_back_late(make_world):

@@ -7,25 +7,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.disk_faults import FaultDisk
-from tests.support.storage_faults import FaultStorage
+from tests.support.storage_faults import LateRecords
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
 
 NOW_MS = 1_700_000_000_000
-
-
-class LateRecords(FaultStorage):
-    """Delays log records on demand."""
-
-    delayed = False
-    held = None
-
-    def put_if_absent(self, name, data):
-        if self.delayed and name.startswith("log/"):
-            self.held = name, bytes(data)
-            raise StorageUnavailable("no answer")
-        super().put_if_absent(name, data)
 
 
 @pytest.fixture
@@ -52,7 +39,7 @@ def test_it_is_there_when_its_record_arrives(waiting, storage, open_reader, erro
         with pytest.raises((StorageUnavailable, ObjectNotFound)):
             service.run_lifecycle()
         assert storage.head(name)
-    storage.put_if_absent(*late.held)
+    late.arrive()
     service.run_lifecycle()
     assert [handle.place for handle in service.files()] == ["uploaded"]
     assert [o.name for o in service.log_state.objects.values()] == [name]

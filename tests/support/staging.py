@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import Clock
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
-from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.base import Storage
 
 T = 1_700_000_000_000 - 36_000_000
 """The time of messages: ten hours before the clock of the tests."""
@@ -52,18 +51,6 @@ class Job:
     def reasons(self) -> list[str]:
         """The reasons why files were left, from the look and from later steps."""
         return [result.left for result in (*self.left, *self.results) if result.left]
-
-
-class Sneaks(FaultStorage):
-    """Calls a function just before the next log record is written."""
-
-    before: Callable[[], object] | None = None
-
-    def put_if_absent(self, name: str, data: Bytes) -> None:
-        if name.startswith("log/") and self.before is not None:
-            before, self.before = self.before, None
-            before()
-        super().put_if_absent(name, data)
 
 
 def names_below(storage: Storage, prefix: str) -> list[str]:

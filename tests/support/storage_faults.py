@@ -4,6 +4,7 @@
     faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its response is lost.
     faulty.corrupt("get_range", mode="wrong")             # the next one returns a flipped bit.
     hang = faulty.hang("complete_upload")                 # the next one waits. hang.entered, hang.release
+    faulty.meanwhile("list", act)                         # others act before the next one
 
 Operations are the names of `Storage`'s methods, or ``*`` for any. `nth` counts matching calls from now on (1: the
 next). `times` is the number of failures in a row (None: all from then on). A listing is one call per page.
@@ -145,6 +146,24 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         self._add(_Script(operation, nth - 1, times, name_prefix, before=wait))
         return hang
 
+    def meanwhile(
+        self,
+        operation: str,
+        act: Callable[[], object],
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        when: Literal["before", "after"] = "before",
+        name_prefix: str = "",
+    ) -> None:
+        """Let `act` run before a call acts, or between it and its response."""
+
+        def run(_: Call) -> None:
+            act()
+
+        moments = (run, None) if when == "before" else (None, run)
+        self._add(_Script(operation, nth - 1, times, name_prefix, *moments))
+
     def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
         """Let put-if-absent overwrite the object and succeed, as on servers without the condition."""
         self._add(_Script("put_if_absent", nth - 1, times, unconditional=True))
@@ -200,6 +219,23 @@ _MANGLES: dict[str, Callable[[bytes], bytes]] = {
     "long": lambda data: data + b"\0",
     "wrong": _flip,
 }
+
+
+class LateRecords(FaultStorage):
+    """While `delayed`, a log record does not arrive, and its writer gets no answer. `held` is the last such record."""
+
+    delayed = False
+    held: tuple[str, bytes]
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        if self.delayed and name.startswith("log/"):
+            self.held = name, bytes(data)
+            raise StorageUnavailable("no answer")
+        super().put_if_absent(name, data)
+
+    def arrive(self) -> None:
+        """Let the held record arrive."""
+        self.inner.put_if_absent(*self.held)
 
 
 class LatencyStorage(WrapperStorage):

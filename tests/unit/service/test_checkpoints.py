@@ -32,7 +32,6 @@ from tiered_index.service.log import summary as summary_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard, decode_document, encode_document
 from tiered_index.service.log.state import CHAINED, LogState
-from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
 
@@ -366,20 +365,6 @@ def test_a_fenced_writer_deletes_nothing_of_its_successor():
 # opening while checkpoints are swept
 
 
-class Meanwhile(WrapperStorage):
-    """Let others act between the listing of the checkpoints and the next call."""
-
-    def __init__(self, inner, acts):
-        super().__init__(inner)
-        self.acts = acts
-
-    def list(self, prefix="", *, start_after=""):
-        found = list(self.inner.list(prefix, start_after=start_after))
-        if prefix == "checkpoint/" and self.acts:
-            self.acts.pop()()
-        return iter(found)
-
-
 @pytest.mark.parametrize("times", [1, 2, 3, 10])
 def test_a_checkpoint_that_is_swept_before_it_is_read(times):
     storage = MemoryStorage()
@@ -390,7 +375,9 @@ def test_a_checkpoint_that_is_swept_before_it_is_read(times):
         for _ in range(20):
             publish(log, EPOCH, (an_object(next(numbers)),))
 
-    metered = MeteredStorage(Meanwhile(storage, [go_on] * times))
+    racing = FaultStorage(storage)
+    racing.meanwhile("list", go_on, times=times, when="after", name_prefix="checkpoint/")
+    metered = MeteredStorage(racing)
     state = StorageLog(metered, ManualClock()).open()
     assert state == log.state
     requests = metered.total.requests_by_kind
@@ -404,7 +391,8 @@ def test_a_checkpoint_that_is_swept_before_it_is_read(times):
 def test_records_that_arrive_between_the_two_listings_are_read():
     storage = MemoryStorage()
     log = a_log(storage, objects=3)
-    racing = Meanwhile(storage, [lambda: publish(log, EPOCH, (an_object(10),))])
+    racing = FaultStorage(storage)
+    racing.meanwhile("list", lambda: publish(log, EPOCH, (an_object(10),)), when="after", name_prefix="checkpoint/")
     assert opened(racing) == (log.state, {"list": 2, "get": 2})
 
 

@@ -24,7 +24,6 @@ from tiered_index.service.lifecycle.publication import Publication, Upload, stor
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
-from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -165,19 +164,6 @@ def test_a_restart_leaves_an_object_that_a_merge_has_just_removed(open_index, fa
     assert [info.name for info in find_orphans(storage, open_log(storage, clock)).objects] == [name]
 
 
-class Meanwhile(WrapperStorage):
-    """Let another process act before the first listing of a file's objects."""
-
-    def __init__(self, inner, act):
-        super().__init__(inner)
-        self.acts = [act]
-
-    def list(self, prefix="", *, start_after=""):
-        if prefix.startswith("data/") and self.acts:
-            self.acts.pop()()
-        return self.inner.list(prefix, start_after=start_after)
-
-
 def leave_an_upload(index, faulty):
     """Compact a file and send its object, without a record. Return the object's name and description."""
     index.put("t", 0, "k", 1, 1, T)
@@ -200,7 +186,9 @@ def test_a_restart_leaves_an_object_that_a_record_names_while_it_lists(open_inde
         log = open_log(storage, clock)
         publish(log, log.state.epoch, (described,))
 
-    index = open_index("root", storage_backend=Meanwhile(storage, name_it))
+    faulty.clear()
+    faulty.meanwhile("list", name_it, name_prefix="data/")
+    index = open_index("root", storage_backend=faulty)
     assert storage.head(name)
     index.run_lifecycle()
     assert list(index.log_state.objects) == objects(storage) == [name]
@@ -225,9 +213,14 @@ def test_a_restart_reads_back_no_long_log_for_an_unfinished_upload(open_index, f
 
 def test_a_start_refuses_a_log_that_is_restored_while_it_lists(open_index, faulty, storage, clock):
     leave_an_upload(open_index("root", storage_backend=faulty), faulty)
-    restored = Meanwhile(storage, lambda: storage.delete(log_name(open_log(storage, clock).state.number)))
+    faulty.clear()
+
+    def restore():
+        storage.delete(log_name(open_log(storage, clock).state.number))
+
+    faulty.meanwhile("list", restore, name_prefix="data/")
     with pytest.raises(StorageBehind, match="the record is missing"):
-        open_index("root", storage_backend=restored)
+        open_index("root", storage_backend=faulty)
 
 
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
@@ -507,28 +500,32 @@ def test_a_writer_that_starts_without_its_storage_gets_over_any_failure_of_its_c
     assert [item.offset for item in index.query("t", "k")] == [1]
 
 
-class Slow(WrapperStorage):
-    """Each upload of a file takes 25 s."""
+@pytest.fixture
+def slow(faulty, clock):
+    """Let calls take 25 s each, and return the states of the writer's lease after them."""
 
-    def __init__(self, inner, clock):
-        super().__init__(inner)
-        self.clock, self.states = clock, []
+    def make(operation, name_prefix):
+        states = []
 
-    def put(self, name, data):
-        if name.startswith("data/"):
-            self.clock.advance(25)
-            self.states.append(writer_of(self.inner).state)
-        self.inner.put(name, data)
+        def pass_by():
+            clock.advance(25)
+            if (writer := writer_of(faulty.inner)) is not None:
+                states.append(writer.state)
+
+        faulty.meanwhile(operation, pass_by, times=None, name_prefix=name_prefix)
+        return states
+
+    return make
 
 
-def test_a_round_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
-    slow = Slow(storage, clock)
-    index = open_index("root", storage_backend=slow, lease_ttl_s=60)
+def test_a_round_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
     for number in range(5):
         index.put("t", 0, "k", number, 1, T + 1000 * number)
         index.seal()
+    states = slow("put", "data/")
     index.run_lifecycle()
-    assert slow.states == ["alive"] * 5
+    assert states == ["alive"] * 5
 
 
 def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_seen(open_index, faulty):
@@ -546,22 +543,13 @@ def test_a_file_that_begins_without_the_storage_knows_the_log_that_its_root_has_
     faulty.clear()
 
 
-class SlowParts(Slow):
-    """Each part takes 25 s."""
-
-    def upload_part(self, handle, number, data):
-        self.clock.advance(25)
-        self.states.append(writer_of(self.inner).state)
-        return self.inner.upload_part(handle, number, data)
-
-
-def test_an_upload_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
-    slow = SlowParts(storage, clock)
-    index = open_index("root", storage_backend=slow, lease_ttl_s=60, slots=2_000_000, upload_part_bytes=5 << 20)
+def test_an_upload_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, slots=2_000_000, upload_part_bytes=5 << 20)
     index.put("t", 0, "k", 1, 1, T)
+    states = slow("upload_part", "")
     with plain_files():
         upload(index)
-    assert slow.states == ["alive"] * 4
+    assert states == ["alive"] * 4
 
 
 @pytest.mark.parametrize("step", ["_make_filter", "sealed_form"])
@@ -591,22 +579,11 @@ def test_work_on_local_files_that_takes_longer_than_the_lease_renews_it(open_ind
     assert len(states) > 2 and set(states) == {"alive"}
 
 
-class SlowListings(Slow):
-    """Each listing of four prefixes takes 25 s."""
-
-    def list(self, prefix="", *, start_after=""):
-        if prefix in ("checkpoint/", "epoch/", "data/", "segments/"):
-            self.clock.advance(25)
-            if (writer := writer_of(self.inner)) is not None:
-                self.states.append(writer.state)
-        return self.inner.list(prefix, start_after=start_after)
-
-
-def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, storage, clock):
-    slow = SlowListings(storage, clock)
-    index = open_index("root", storage_backend=slow, lease_ttl_s=60, retention=Retention(age_s=3650 * 86_400))
+def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):
+    retention = Retention(age_s=3650 * 86_400)
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60, retention=retention)
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
-    slow.states.clear()
+    states = [slow("list", prefix) for prefix in ("checkpoint/", "epoch/", "data/", "segments/")]
     index.run_lifecycle()
-    assert slow.states and set(slow.states) == {"alive"}
+    assert set().union(*states) == {"alive"}

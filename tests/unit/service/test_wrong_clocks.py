@@ -11,7 +11,7 @@ from botocore.stub import Stubber
 
 from tests.support.later import Later
 from tests.support.log_records import open_log
-from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
+from tests.support.staging import Job, fill, found, holds, merge_all, names_below, places, staged
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
@@ -234,27 +234,9 @@ AHEAD_S = 3601
 """The clock of a sweep may be so many seconds ahead."""
 
 
-class Sees(Sneaks):
-    """Call a function just after a `head` of an object below a prefix."""
-
-    seen = None
-
-    def head(self, name):
-        info = super().head(name)
-        if self.seen is not None and name.startswith(self.seen[0]):
-            (_, act), self.seen = self.seen, None
-            act()
-        return info
-
-
 @pytest.fixture
-def sneaks(storage):
-    return Sees(storage)
-
-
-@pytest.fixture
-def index(open_index, sneaks):
-    return open_index("root", storage_backend=sneaks, refresh_interval_s=10**6, local_keep_s=10**9)
+def index(open_index, faulty):
+    return open_index("root", storage_backend=faulty, refresh_interval_s=10**6, local_keep_s=10**9)
 
 
 @pytest.fixture
@@ -268,9 +250,9 @@ def sweep(storage, clock):
     return act
 
 
-def fails(act, sneaks, when="before"):
+def fails(act, faulty, when="before"):
     """Let the log refuse the record of `act`."""
-    sneaks.fail("put_if_absent", name_prefix="log/", when=when)
+    faulty.fail("put_if_absent", name_prefix="log/", when=when)
     with pytest.raises(StorageUnavailable):
         act()
 
@@ -280,19 +262,19 @@ def archive(index, size=1000):
 
 
 @pytest.mark.parametrize("what", ["data/", "segments/"])
-def test_an_object_that_waited_for_the_log_is_sent_again(index, sneaks, storage, clock, sweep, what):
+def test_an_object_that_waited_for_the_log_is_sent_again(index, faulty, storage, clock, sweep, what):
     is_file = what == "data/"
     if is_file:
         fill(index, 1, 2, 3)
     act = index.run_lifecycle if is_file else lambda: archive(index)
-    fails(act, sneaks)
+    fails(act, faulty)
     (old,) = names_below(storage, what)
     clock.advance(MAX_AGE_S - 1)
-    fails(act, sneaks)
+    fails(act, faulty)
     assert names_below(storage, what) == [old], "a record may still name it"
     clock.advance(1)
     swept = []
-    sneaks.before = lambda: swept.extend(sweep())
+    faulty.meanwhile("put_if_absent", lambda: swept.extend(sweep()), name_prefix="log/")
     act()
     assert swept == [old]
     assert names_below(storage, what) == [*index.log_state.objects, *index.log_state.archive]
@@ -304,7 +286,7 @@ def test_an_object_that_waited_for_the_log_is_sent_again(index, sneaks, storage,
 
 
 @pytest.mark.parametrize("what", ["data/", "segments/"])
-def test_a_writer_that_sleeps_before_its_record_sends_again(index, sneaks, storage, clock, sweep, what):
+def test_a_writer_that_sleeps_before_its_record_sends_again(index, faulty, storage, clock, sweep, what):
     """The writer checks that its object is there, then sleeps.
 
     Meanwhile a day passes and a sweep deletes the object.
@@ -317,7 +299,7 @@ def test_a_writer_that_sleeps_before_its_record_sends_again(index, sneaks, stora
         clock.advance(MAX_AGE_S)
         swept.extend(sweep())
 
-    sneaks.seen = what, sleep
+    faulty.meanwhile("head", sleep, when="after", name_prefix=what)
     with pytest.raises(StorageUnavailable, match=r"23\.0 hours ago"):
         act()
     assert len(swept) == 1 and not names_below(storage, what)
@@ -328,10 +310,10 @@ def test_a_writer_that_sleeps_before_its_record_sends_again(index, sneaks, stora
     assert len(named) == 1 and names_below(storage, what) == named
 
 
-def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, sneaks, storage, clock):
+def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, faulty, storage, clock):
     """The file was published, and then merged. A second upload would double its entries."""
     fill(index, 1, 2)
-    fails(index.run_lifecycle, sneaks, when="after")
+    fails(index.run_lifecycle, faulty, when="after")
     assert merge_all(storage, clock).sources == 1
     clock.advance(MAX_AGE_S)
     index.run_lifecycle()
@@ -339,12 +321,12 @@ def test_a_record_that_nobody_heard_of_is_not_repeated_after_a_day(index, sneaks
     holds(storage, clock, 1, 2)
 
 
-def test_a_staged_object_is_sent_again_if_its_ticket_waited(open_index, sneaks, storage, clock):
+def test_a_staged_object_is_sent_again_if_its_ticket_waited(open_index, faulty, storage, clock):
     index = open_index(
-        "root", storage_backend=sneaks, compaction="spark", compact_timeout_s=10**7, refresh_interval_s=10**6
+        "root", storage_backend=faulty, compaction="spark", compact_timeout_s=10**7, refresh_interval_s=10**6
     )
     fill(index, 1)
-    sneaks.fail("put", name_prefix="staging/", nth=2)  # the ticket
+    faulty.fail("put", name_prefix="staging/", nth=2)  # the ticket
     with pytest.raises(StorageUnavailable):
         index.run_lifecycle()
     (old,) = staged(storage)

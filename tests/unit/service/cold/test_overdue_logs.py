@@ -15,7 +15,6 @@ from tiered_index import IndexReader
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.service.reading.refreshed import Reading
 from tiered_index.service.reading.views import IndexView
-from tiered_index.storage.base import WrapperStorage
 
 LONG_S = 300.0
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -140,50 +139,43 @@ def test_a_join_of_a_closed_reader_ends(made, clock, storage):
     assert isinstance(error, IndexClosed) and "closed" in str(error)
 
 
-class SlowLists(WrapperStorage):
-    """After the first answer to a listing of the log much time passes, and the writer continues."""
+def pass_long(made, storage, clock, afterwards=lambda: None):
+    """Let much time pass after the next answer to a listing of the log, while the writer continues."""
 
-    def __init__(self, made, clock):
-        super().__init__(made.inner)
-        self._made, self._clock = made, clock
-        self.is_slow = False
-        self.afterwards = lambda: None
+    def act():
+        made.add(2)
+        clock.advance(100_000)
+        afterwards()
 
-    def list(self, prefix="", *, start_after=""):
-        found = list(super().list(prefix, start_after=start_after))
-        if self.is_slow and prefix == "log/":
-            self.is_slow = False
-            self._made.add(2)
-            self._clock.advance(100_000)
-            self.afterwards()
-        return iter(found)
+    storage.meanwhile("list", act, when="after", name_prefix="log/")
 
 
 @pytest.mark.parametrize("opening", [True, False])
 def test_a_view_is_as_old_as_the_beginning_of_its_reading(made, clock, opening):
-    storage = SlowLists(made, clock)
-    storage.is_slow = opening
+    storage = FaultStorage(made.inner)
+    if opening:
+        pass_long(made, storage, clock)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         if not opening:
-            storage.is_slow = True
+            pass_long(made, storage, clock)
             reader.refresh()
         answers = [Answer.of(item) for item in reader.query("t", "all", max_count=100)]
     assert answers == made.expected("t", "all")
 
 
 def test_a_long_lookup_answers_as_of_its_begin(made, clock):
-    storage = SlowLists(made, clock)
+    storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         before = made.expected("t", "all")
-        storage.is_slow = True
+        pass_long(made, storage, clock)
         clock.advance(11)
         result = reader.query("t", "all", max_count=100)
         assert (result.status, [Answer.of(item) for item in result]) == ("complete", before)
-        assert not storage.is_slow
+        assert made.expected("t", "all") != before
 
 
 def test_a_lookup_that_joins_an_old_refresh_reads_again(made, clock):
-    storage = SlowLists(made, clock)
+    storage = FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         found = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all", max_count=100)), daemon=True)
@@ -192,7 +184,7 @@ def test_a_lookup_that_joins_an_old_refresh_reads_again(made, clock):
             joining.start()
             joining.join(0.05)
 
-        storage.is_slow, storage.afterwards = True, join
+        pass_long(made, storage, clock, join)
         clock.advance(11)
         reader.query("t", "all")
         joining.join(30)

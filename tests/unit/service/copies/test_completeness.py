@@ -196,19 +196,15 @@ def test_an_object_that_vanished_while_it_was_copied(life):
     fill(life)
     target = MemoryStorage(clock=life.clock)
 
-    class Overtaken(WrapperStorage):
-        done = False
+    def overtake():
+        life.later()
+        life.merge(DAY_S)
+        life.later()
+        delete_orphans(life.storage, find_orphans(life.storage, life.log()))
 
-        def _around(self, call, act):
-            if call.operation == "get_range" and not self.done:
-                self.done = True
-                life.later()
-                life.merge(DAY_S)
-                life.later()
-                delete_orphans(life.storage, find_orphans(life.storage, life.log()))
-            return act()
-
-    report = copier(life, target, Overtaken(life.storage)).run_once()
+    source = FaultStorage(life.storage)
+    source.meanwhile("get_range", overtake)
+    report = copier(life, target, source).run_once()
     assert report.source_number == life.state.number and len(life.state.tables) == 2
     assert same(check_target(life, target), life.state)
 

@@ -10,42 +10,12 @@ import pytest
 from tests.support.log_records import an_object
 from tests.support.log_records import publish as publish_objects
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S
+from tests.support.storage_faults import FaultStorage
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.opening import probe_put_if_absent
-
-
-class Publishing(WrapperStorage):
-    """Another process publishes between a sweep's listing and the next call."""
-
-    def __init__(self, life):
-        super().__init__(life.storage)
-        (self._job,) = life.plan().jobs
-        self._life = life
-        self._results = [run_task(task, life.storage, life.clock.now_ms()) for task in self._job.tasks]
-        self.published = False
-
-    def list_uploads(self, prefix="", *, older_than_ms=None):
-        """List the uploads, then publish."""
-        yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
-        if not self.published:
-            self.published = True
-            publish(self._job, self._results, self.inner, self._life.log())
-
-
-class MergedMeanwhile(WrapperStorage):
-    """A merge removes objects after a sweep has listed them."""
-
-    def __init__(self, life):
-        super().__init__(life.storage)
-        self._life = life
-
-    def list_uploads(self, prefix="", *, older_than_ms=None):
-        """Merge, then list the uploads."""
-        self._life.merge()
-        yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
 
 
 class KilledBeforeDeleting(WrapperStorage):
@@ -58,11 +28,17 @@ class KilledBeforeDeleting(WrapperStorage):
 def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
     """The objects were uploaded long ago, and no record named them when the sweep opened the log."""
     life.fill()
-    storage = Publishing(life)
+    (job,) = life.plan().jobs
+    results = [run_task(task, life.storage, life.clock.now_ms()) for task in job.tasks]
+    published, storage = [], FaultStorage(life.storage)
     life.clock.advance(2 * HOUR_S)
     log = life.log()
+    # between the listings and the next call
+    storage.meanwhile(
+        "list_uploads", lambda: published.append(publish(job, results, life.storage, life.log())), when="after"
+    )
     found = find_orphans(storage, log, older_than_s=HOUR_S)
-    assert storage.published and found.objects == ()
+    assert published and found.objects == ()
     delete_orphans(life.storage, found)
     assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
     life.check()
@@ -71,8 +47,9 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life):
 def test_a_sweep_without_grace_finds_objects_that_a_merge_removes_while_it_looks(life):
     """So an erasure without grace also finds the objects that a concurrent merge replaced."""
     life.fill()
-    inputs = set(life.state.objects)
-    found = find_orphans(MergedMeanwhile(life), life.log(), older_than_s=HOUR_S, removed_s=0)
+    inputs, storage = set(life.state.objects), FaultStorage(life.storage)
+    storage.meanwhile("list_uploads", life.merge)
+    found = find_orphans(storage, life.log(), older_than_s=HOUR_S, removed_s=0)
     assert {info.name for info in found.objects} == inputs != set(life.state.objects)
 
 

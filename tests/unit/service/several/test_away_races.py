@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 
 import pytest
 
@@ -216,7 +217,6 @@ def test_a_search_is_not_left_while_nobody_waits_for_a_response(cluster, opened,
     """A search may decode for long, or wait for the read of another lookup, which gets its response late."""
     busy = cluster.uris[1]
     with cluster.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=8) as reader:
-        storage = of(opened, busy)
         if how == "decoding":
             real = SourcedFile.search
 
@@ -228,13 +228,7 @@ def test_a_search_is_not_left_while_nobody_waits_for_a_response(cluster, opened,
             monkeypatch.setattr(SourcedFile, "search", search)
             asking = [beside(lambda: ask(reader))]
         else:
-            real_read = storage.get_range
-
-            def get_range(name, start, length):
-                time.sleep(SHORT_S * 0.9)
-                return real_read(name, start, length)
-
-            storage.get_range = get_range
+            of(opened, busy).meanwhile("get_range", partial(time.sleep, SHORT_S * 0.9), times=None)
             asking = [beside(lambda: ask(reader)) for _ in range(4)]
         for answer in asking:
             assert cluster.answers(answer()) == cluster.expected()

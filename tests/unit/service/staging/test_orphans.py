@@ -48,16 +48,13 @@ def test_orphans_leave_objects_that_get_a_new_ticket_meanwhile(open_spark, stage
             came_back.append(open_spark(compact_timeout_s=10**7))
             came_back[0].run_lifecycle()
 
-    class Meanwhile(FaultStorage):
-        def get(self, name):
-            if name.startswith("staging/") and moment == "find":
-                come_back()
-            return super().get(name)
-
     log = Job(storage, clock).log
     if moment == "delete":
         log.claim_epoch()  # another writer has taken over, so the ticket is of a fenced writer
-    orphans = find_orphans(Meanwhile(storage), log)
+    racing = FaultStorage(storage)
+    if moment == "find":
+        racing.meanwhile("get", come_back, name_prefix="staging/")
+    orphans = find_orphans(racing, log)
     assert len(orphans.objects) == (2 if moment == "delete" else 0)
     come_back()
     asked = set(staged(storage))
