@@ -103,8 +103,8 @@ def s3_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Serve
 
 @pytest.fixture
 def eager_switches() -> Iterator[None]:
-    """Switch threads a hundred times as often as usual."""
+    """Switch threads five hundred times as often as usual."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-5)
+    sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)

@@ -1,13 +1,12 @@
 """Threads look up while files grow, are sealed, compacted, uploaded and retired.
 
-Each answer has all entries that were put before the lookup began, and no entry that was not put.
+Each answer has all entries that were put before the lookup began, and no entry that was not put. Threads change often,
+so most often while a view is made or dropped.
 """
 
-import sys
 import threading
 
-import pytest
-
+from tests.stress.crew import Crew
 from tests.support.core import compiled_core
 
 T_MS = 1_700_000_000_000
@@ -16,37 +15,20 @@ THREADS = 3
 MOST = 10_000
 
 
-@pytest.fixture(autouse=True)
-def threads_change_often():
-    """Switch threads between any two steps, most often while a view is made or dropped."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
 class Lookups:
-    """A thread that looks up until `stopped` is set, singly and in batches."""
+    """Looks up singly and in batches; `answered` counts the turns."""
 
     def __init__(self, index, put):
-        self.index, self.put, self.errors, self.answered = index, put, [], threading.Semaphore(0)
-        self.stopped = False
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
+        self.index, self.put, self.answered = index, put, threading.Semaphore(0)
 
-    def run(self):
-        try:
-            while not self.stopped:
-                self.check(lambda: self.index.query("t", "k", max_count=MOST))
-                self.check(lambda: self.index.query_many([("t", "k"), ("t", "no")], max_count=MOST)[0])
-                first = self.put[0]
-                begin_ms = T_MS + first * 1_000
-                self.check(lambda begin_ms=begin_ms: self.index.query("t", "k", begin_ms, max_count=MOST), first)
-                assert not self.index.query("t", "no").items
-                self.answered.release()
-        except BaseException as error:  # noqa: BLE001 - the main thread tells it
-            self.errors.append(error)
-            self.answered.release()
+    def turn(self):
+        self.check(lambda: self.index.query("t", "k", max_count=MOST))
+        self.check(lambda: self.index.query_many([("t", "k"), ("t", "no")], max_count=MOST)[0])
+        first = self.put[0]
+        begin_ms = T_MS + first * 1_000
+        self.check(lambda: self.index.query("t", "k", begin_ms, max_count=MOST), first)
+        assert not self.index.query("t", "no").items
+        self.answered.release()
 
     def check(self, look, first=0):
         acknowledged = self.put[0]
@@ -57,12 +39,14 @@ class Lookups:
         assert acknowledged <= first + len(found) <= self.put[1]
 
 
-def test_each_answer_has_what_was_put_before_it(open_index):
+def test_each_answer_has_what_was_put_before_it(open_index, eager_switches):
     compiled_core()
     index = open_index(local_keep_s=0, items=128)
     # the numbers of entries that were acknowledged, and that were begun
     put = [0, 0]
-    lookups = [Lookups(index, put) for _ in range(THREADS)]
+    crew, lookups = Crew(1), [Lookups(index, put) for _ in range(THREADS)]
+    for number, one in enumerate(lookups):
+        crew.repeat(f"look-{number}", one.turn)
     try:
         for number in range(ROUNDS):
             for _ in range(1 + number % 5):
@@ -78,11 +62,7 @@ def test_each_answer_has_what_was_put_before_it(open_index):
                 index.run_lifecycle()
             if number % 8 == 7:
                 for one in lookups:
-                    assert one.answered.acquire(timeout=60) and not one.errors, one.errors
+                    assert crew.stop.is_set() or one.answered.acquire(timeout=60)
     finally:
-        for one in lookups:
-            one.stopped = True
-        for one in lookups:
-            one.thread.join(60)
-    assert not any(one.errors for one in lookups), [one.errors for one in lookups]
+        crew.finish()
     assert [item.offset for item in index.query("t", "k", max_count=MOST)] == list(range(put[1] - 1, -1, -1))
