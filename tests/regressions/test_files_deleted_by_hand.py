@@ -130,21 +130,26 @@ def test_a_compacted_file_that_is_deleted_under_its_writer_is_published(life: Li
         assert index.health()["problems"] == []
 
 
+def fail_for(file_id: str, owner: type, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a method fail for one file. The file is the method's last argument."""
+    act = getattr(owner, name)
+
+    def fail(*arguments: Any) -> None:
+        if arguments[-1].file_id == file_id:
+            raise error
+        act(*arguments)
+
+    monkeypatch.setattr(owner, name, fail)
+
+
 def test_a_step_that_fails_unexpectedly_holds_up_no_other_file(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     with life.open() as index:
         for hour in range(2):
             life.put(index, hour)
             index.seal()
         first, second = (file.file_id for file in index.files())
-        compact = Lifecycle._compact
-
-        def fail(self: Lifecycle, file: UnsealedFile) -> None:
-            if file.file_id == first:
-                raise ZeroDivisionError("division by zero")
-            compact(self, file)
-
         with monkeypatch.context() as patched:
-            patched.setattr(Lifecycle, "_compact", fail)
+            fail_for(first, Lifecycle, "_compact", ZeroDivisionError("division by zero"), patched)
             for _ in range(2):
                 with pytest.raises(TieredIndexError, match=f"{first} failed: ZeroDivisionError: division by zero"):
                     index.run_lifecycle()
@@ -161,14 +166,7 @@ def test_a_filter_that_fails_unexpectedly_holds_up_no_file(life: Life, monkeypat
             life.put(index, hour)
             index.seal()
         first, second = (file.file_id for file in index.files())
-        make_filter = UnsealedFile.make_filter
-
-        def fail(self: UnsealedFile) -> None:
-            if self.file_id == first:
-                raise ZeroDivisionError("division by zero")
-            make_filter(self)
-
-        monkeypatch.setattr(UnsealedFile, "make_filter", fail)
+        fail_for(first, UnsealedFile, "make_filter", ZeroDivisionError("division by zero"), monkeypatch)
         with pytest.raises(TieredIndexError, match=f"the filter of {first} failed: ZeroDivisionError"):
             index.run_lifecycle()
         assert index.log_state.files.keys() == {first, second}
@@ -187,14 +185,7 @@ def merge_the_second(life: Life, index: IndexService, monkeypatch: pytest.Monkey
         index.put("t", 0, "k", hour, 1, NOW_MS + hour * HOUR_MS, source="log", source_position=hour + 1)
         index.seal()
     first, second, _ = (file.file_id for file in index.files())
-    compact = Lifecycle._compact
-
-    def fail(self: Lifecycle, file: UnsealedFile) -> None:
-        if file.file_id == first:
-            raise StorageUnavailable("not yet")
-        compact(self, file)
-
-    monkeypatch.setattr(Lifecycle, "_compact", fail)
+    fail_for(first, Lifecycle, "_compact", StorageUnavailable("not yet"), monkeypatch)
     life.storage.fail("put_if_absent", name_prefix="log/", when="after")
     with pytest.raises(StorageUnavailable):
         index.run_lifecycle()
