@@ -184,17 +184,18 @@ def print_report(
 
 def _row(figure: Figure) -> tuple[object, ...]:
     goal = figure.spec.goal
-    bound = f"{'>=' if goal.is_minimum else '<='} {_number(goal.limit)}" if goal is not None else ""
+    bound = f"{'>=' if goal.is_minimum else '<='} {shown_number(goal.limit)}" if goal is not None else ""
     met = {None: "", True: "yes", False: "NO"}[figure.met]
-    median, low, high = map(_number, (figure.median, min(figure.values), max(figure.values)))
+    median, low, high = map(shown_number, (figure.median, min(figure.values), max(figure.values)))
     return figure.spec.name, median, figure.spec.unit, low, high, bound, met
 
 
 def _cell(value: Any) -> object:
-    return _number(value) if isinstance(value, int | float) else value
+    return shown_number(value) if isinstance(value, int | float) else value
 
 
-def _number(value: float) -> str:
+def shown_number(value: float) -> str:
+    """Return a number as tables show it."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"

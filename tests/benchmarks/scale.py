@@ -22,7 +22,7 @@ import typer
 
 from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.memory import memory_bytes
-from tests.benchmarks.running import Out, RootDir, base_folder, write_document
+from tests.benchmarks.running import Out, RootDir, base_folder, shown_number, write_document
 from tests.support.later import Later
 from tests.support.log_records import publish
 from tiered_index import IndexReader
@@ -318,12 +318,8 @@ def scale(
     session.out.answer(document)
     session.out.table(
         ("figure", "unit", *(f"{size:,}" for size in sizes)),
-        [(row["name"], row["unit"], *map(_cell, row["values"])) for row in document["rows"]],
+        [(row["name"], row["unit"], *map(shown_number, row["values"])) for row in document["rows"]],
         title="an index of so many objects",
         right=" ".join(f"{size:,}" for size in sizes),
     )
     return 0
-
-
-def _cell(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

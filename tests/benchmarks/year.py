@@ -21,7 +21,8 @@ from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import data_name, new_file_id
-from tiered_index.format.trailer import Tail
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.service.lifecycle.publication import stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -128,22 +129,7 @@ class YearOfFiles:
             )
         )
         self.storage.put(name, data)
-        tail = Tail.decode(data, name, len(data))
-        return StoredObject(
-            name=name,
-            file_id=file_id,
-            lane="main",
-            sequence=hour + 1,
-            second_min=made.second_min,
-            second_max=made.second_max,
-            count=_ENTRIES,
-            size_bytes=len(data),
-            trailer_position=tail.position,
-            filter_length=tail.filter_length,
-            directory_length=tail.directory_length,
-            metadata_length=tail.metadata_length,
-            published_ms=self.clock.now_ms(),
-        )
+        return stored_file(name, parse_trailer(data, name, len(data)), len(data), self.clock.now_ms())
 
 
 def _adding(added: tuple[StoredObject, ...], state: LogState) -> LogRecord | None:
