@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.small_disk import Mounts, SmallDisk
 from tests.reliability.world import World
+from tests.support.merging import Merging
 from tiered_index.storage.base import Storage
 
 # short runs stop a process only at this moment: the log's code is the same on every storage, and processes on S3 are
@@ -41,6 +42,20 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     yield make
     for world in made:
         world.abandon()
+
+
+@pytest.fixture
+def make_life(source: Merging, tmp_path: Path) -> Iterator[Callable[[], Merging]]:
+    """Return a function that copies the index `source` of the test's module."""
+    made: list[Merging] = []
+
+    def make() -> Merging:
+        made.append(source.copied(tmp_path / str(len(made))))
+        return made[-1]
+
+    yield make
+    for life in made:
+        life.close()
 
 
 @pytest.fixture

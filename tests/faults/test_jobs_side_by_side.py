@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -55,20 +54,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Merging:
         put(life, range(hour, hour + 1))
     life.index.close()
     return life
-
-
-@pytest.fixture
-def make_life(source: Merging, tmp_path: Path) -> Iterator[Callable[[], Merging]]:
-    """Return a function that copies the index."""
-    lives: list[Merging] = []
-
-    def make() -> Merging:
-        lives.append(source.copied(tmp_path / str(len(lives))))
-        return lives[-1]
-
-    yield make
-    for life in lives:
-        life.close()
 
 
 def merging(life: Merging, storage: Storage, log: StorageLog) -> None:

@@ -6,8 +6,7 @@ The index then has the state before the merge or the one after it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -50,19 +49,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Merging:
     return life
 
 
-@pytest.fixture
-def make_life(source: Merging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
-    """Return a function that copies the index, whose shards take an upload in parts."""
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let shards take an upload in parts."""
     monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 8)
-    made: list[Merging] = []
-
-    def make() -> Merging:
-        made.append(source.copied(tmp_path / str(len(made))))
-        return made[-1]
-
-    yield make
-    for life in made:
-        life.close()
 
 
 def merge_through(life: Merging, fault: Callable[[FaultStorage], None] = lambda _: None) -> FaultStorage:

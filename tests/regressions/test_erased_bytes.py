@@ -13,8 +13,7 @@ import pytest
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
-from tiered_index.service.lifecycle.staged import open_tickets
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.lifecycle.staged import Ticket, open_tickets
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.sqlite import connections
@@ -134,15 +133,19 @@ def test_a_database_that_is_being_read_is_waited_for(begin, tmp_path):
     reader.close()
 
 
-def test_a_staged_object_is_read_and_waited_for(begin):
-    life = begin(compaction="spark", compact_timeout_s=10**9)
-    life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
+def staged(life: Merging) -> Ticket:
+    """Stage all entries, and return the ticket."""
     life.index.seal()
     life.index.run_lifecycle()
     life.later()
-    log = StorageLog(life.storage, life.clock)
-    log.open()
-    (ticket,), _ = open_tickets(life.storage, log)
+    (ticket,), _ = open_tickets(life.storage, life.log())
+    return ticket
+
+
+def test_a_staged_object_is_read_and_waited_for(begin):
+    life = begin(compaction="spark", compact_timeout_s=10**9)
+    life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
+    ticket = staged(life)
     assert wipe(life, "nobody's").status == "erased"
     done = wipe(life, "gone")
     assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())
@@ -159,10 +162,7 @@ def test_a_staged_object_with_entries_from_before_its_begin_is_waited_for(begin)
     for second in (2_000, 1_000):
         life.put([(BASE_MS + second * 1000, "k")], "orders")
         life.index.flush()
-    life.index.seal()
-    life.index.run_lifecycle()
-    life.later()
-    (ticket,), _ = open_tickets(life.storage, life.log())
+    ticket = staged(life)
     assert wipe(life, before_ms=BASE_MS + 1_000_000).status == "erased"
     done = wipe(life, before_ms=BASE_MS + 1_500_000)
     assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())

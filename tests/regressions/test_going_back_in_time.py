@@ -528,14 +528,19 @@ def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_droppe
     assert life.reopened() == set(range(1, 16))
 
 
-@pytest.mark.parametrize("own", [0, 3], ids=["an earlier state", "a clone that diverged"])
-def test_a_file_with_fewer_entries_is_dropped_if_the_published_one_has_them(life: Life, own: int) -> None:
+def leave_two_copies(life: Life) -> None:
+    """Put ten entries into a file, and leave two copies of the root and of the storage."""
     first = life.open()
     life.ingest(first, 10, upload=False)
     life.keep("storage")
     first.abandon()
     shutil.copytree(life.root, life.folder / "copy")
     life.end_lease()
+
+
+@pytest.mark.parametrize("own", [0, 3], ids=["an earlier state", "a clone that diverged"])
+def test_a_file_with_fewer_entries_is_dropped_if_the_published_one_has_them(life: Life, own: int) -> None:
+    leave_two_copies(life)
     life.write(5, upload=True)
     life.end_lease("storage.kept")
     with life.open(life.folder / "copy", storage_backend=LocalStorage(life.folder / "storage.kept")) as copy:
@@ -558,12 +563,7 @@ def test_a_file_with_fewer_entries_is_dropped_if_the_published_one_has_them(life
 @pytest.mark.parametrize("place", ["unsealed", "compacted", "compacted while open"])
 def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str, is_same: bool) -> None:
     """Two copies of a root fill one file with as many entries each, and one of them publishes it."""
-    first = life.open()
-    life.ingest(first, 10, upload=False)
-    life.keep("storage")
-    first.abandon()
-    shutil.copytree(life.root, life.folder / "copy")
-    life.end_lease()
+    leave_two_copies(life)
     with life.open() as index:
         life.ingest(index, 5, upload=True)
         (stored,) = index.log_state.objects.values()

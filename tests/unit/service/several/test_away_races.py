@@ -81,10 +81,15 @@ def test_refreshes_of_the_others_do_not_queue_behind_one_that_hangs(cluster, han
             assert isinstance(beside(reader.refresh)(), StorageUnavailable)
 
 
-def test_four_of_twenty_hang_and_the_others_answer(tmp_path, prefix, hangs, clock):
+def brokers(tmp_path, prefix, count):
     made = Cluster(tmp_path)
-    for number in range(20):
+    for number in range(count):
         made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    return made
+
+
+def test_four_of_twenty_hang_and_the_others_answer(tmp_path, prefix, hangs, clock):
+    made = brokers(tmp_path, prefix, 20)
     aways = set(made.uris[:4])
     with made.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S, query_threads=8) as reader:
         for away in aways:
@@ -96,9 +101,7 @@ def test_four_of_twenty_hang_and_the_others_answer(tmp_path, prefix, hangs, cloc
 
 
 def test_four_of_twenty_whose_reads_hang_keep_no_thread_from_the_others(tmp_path, prefix, hangs, clock):
-    made = Cluster(tmp_path)
-    for number in range(20):
-        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    made = brokers(tmp_path, prefix, 20)
     aways = set(made.uris[:4])
     others = [uri for uri in made.uris if uri not in aways]
     with made.reader(clock=clock, source_timeout_s=SHORT_S, query_threads=4, block_cache_bytes=0) as reader:
@@ -117,9 +120,7 @@ def test_four_of_twenty_whose_reads_hang_keep_no_thread_from_the_others(tmp_path
 
 def test_refreshes_that_leave_indexes_replace_the_threads_of_their_searches(tmp_path, prefix, hangs, clock):
     """The searches hang since earlier lookups, which have ended at their deadline."""
-    made = Cluster(tmp_path)
-    for number in range(8):
-        made.add(f"{prefix}/broker-{number:02}", rows(number, 12))
+    made = brokers(tmp_path, prefix, 8)
     aways = set(made.uris[:4])
     settings = {"refresh_interval_s": 10, "source_timeout_s": SHORT_S, "query_threads": 4, "block_cache_bytes": 0}
     with made.reader(clock=clock, **settings) as reader:
