@@ -24,7 +24,7 @@ from tests.support.merging import RegionItem
 from tests.unit.format.test_verify_shard import rebuilt
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock
-from tiered_index.errors import NotAnIndex, SchemaMismatch
+from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
@@ -230,6 +230,27 @@ def test_only_parts_that_differ_are_read_again(spark, copy, table, tmp_path, mon
     result = audited(spark, copy, str(source))
     counts = {"extra": len(rows)} if lacking == "day" else {"wrong": 1}
     assert (result.differences.counts, result.report.unchecked) == ({"missing": 0, "extra": 0, "wrong": 0} | counts, [])
+
+
+@pytest.mark.parametrize("lacking, most", [("index", 1 << 22), ("index", 0), ("source", 0)])
+def test_a_source_that_changes_between_the_passes_is_an_error(spark, copy, table, tmp_path, monkeypatch, lacking, most):
+    """The first pass found a difference that the second one can't name."""
+    lines = [json.dumps(row) + "\n" for row in table.to_pylist()]
+    added = json.dumps(table.slice(7, 1).to_pylist()[0] | {"offset": 10**9}) + "\n"
+    first, second = ([*lines, added], lines) if lacking == "index" else (lines[1:], lines)
+    source = tmp_path / "source.ndjson"
+    source.write_text("".join(first))
+    match = differences.match
+
+    def then_change(*arguments: Any) -> Any:
+        found = match(*arguments)
+        source.write_text("".join(second))
+        return found
+
+    monkeypatch.setattr(digest_table, "_MOST_DIGESTS", most)
+    monkeypatch.setattr(differences, "match", then_change)
+    with pytest.raises(InvalidArgument, match="the source changed while it was compared"):
+        audited(spark, copy, str(source))
 
 
 @pytest.mark.parametrize("kind", ["missing", pytest.param("extra", marks=pytest.mark.long)])

@@ -52,6 +52,16 @@ def test_an_entry_under_another_topic_differs() -> None:
     assert compare_range(digests([1, 2, 3, 4]), index)[2].tolist() == [3]
 
 
+def test_an_entry_under_the_same_topics_on_both_sides_does_not_differ() -> None:
+    """Topics whose hashes are equal may have equal entries."""
+    bucket = 1 << 16
+    rest = [digests([1 + bucket]), digests([1 + 2 * bucket])]
+    source, index = (np.concatenate([digests([1, 2]), digests([1], topic=5), other]) for other in rest)
+    assert compare_range(source, index)[2].tolist() == [1 + bucket, 1 + 2 * bucket]
+    index["topic"][2] = 3
+    assert compare_range(source, index)[2].tolist() == [1, 1 + bucket, 1 + 2 * bucket]
+
+
 @pytest.mark.parametrize("most", [1 << 12, 0], ids=["few differ", "too many differ"])
 def test_cut_digests_are_compared_whole_and_the_differing_ones_counted(
     monkeypatch: pytest.MonkeyPatch, most: int

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import HashRule, joint_rule
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.records import StoredObject
@@ -129,7 +130,7 @@ def compare(
     """Return the differences within an inclusive range of seconds, and the objects that could not be read whole.
 
     `objects` are all objects of the index. Missing entries that may be in unread or `bad` objects are unproven. Raises
-    `InvalidArgument`, and the storage's errors.
+    `InvalidArgument`, also if the source changed meanwhile, and the storage's errors.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -160,7 +161,13 @@ def compare(
             unread.update(row[0] for row in pairs.where("identity IS NULL").select("held.object").collect())
             damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
             alone = _told(pairs.where("identity IS NOT NULL"), damaged, sides.base, rule, schema)
-            counts = {row["kind"]: row["count"] for row in alone.groupBy("kind").count().collect()}
+            # a value that both sides have, under other topics, is said and held
+            apart = F.count("said") + F.count("held") - F.count("held.wrong")
+            totals = alone.groupBy("kind").agg(F.count("*"), apart).collect()
+            # all digests that differ were selected
+            if not unread and sum(row[2] for row in totals) < matched.differing:
+                raise InvalidArgument("the source changed while it was compared: use a copy that does not change")
+            counts = {row[0]: row[1] for row in totals}
             for kind in (kind for kind in KINDS if most_listed and counts.get(kind)):
                 first = alone.where(F.col("kind") == kind).orderBy("topic", "key", "identity", "rank")
                 listed += [_difference(row, schema) for row in first.limit(min(most_listed, _MOST_LISTED)).collect()]

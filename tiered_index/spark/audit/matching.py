@@ -224,9 +224,11 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, in
     own, sizes = np.add.reduceat(mine, firsts, dtype=np.int64), np.diff(firsts, append=len(digests))
     in_source, in_index = own > 0, own < sizes
     # numbers of topics are odd; 0 is an unknown topic
-    least = np.minimum.reduceat(np.where(topics > 0, topics, np.uint32(2**32 - 1)), firsts)
-    most = np.maximum.reduceat(topics, firsts)
-    differing = (in_source != in_index) | ((most > 0) & (least != most))
+    least, most = (
+        [extreme.reduceat(np.where((mine == side) & (topics > 0), topics, none), firsts) for side in (True, False)]
+        for extreme, none in ((np.minimum, np.uint32(2**32 - 1)), (np.maximum, np.uint32(0)))
+    )
+    differing = (in_source != in_index) | ((most[INDEX] > 0) & ((least[0] != least[1]) | (most[0] != most[1])))
     repeated = int(np.maximum(0, sizes - own - np.maximum(own, 1)).sum())
     return count + int(in_source.sum()), count + int(in_index.sum()), digests[firsts[differing]], repeated
 
