@@ -249,8 +249,23 @@ def test_a_file_that_another_one_replaced_is_an_error(spark: Any, tmp_path: Any,
     table = messages(10)
     entries = entries_in(spark, put_all({"m": table}, tmp_path, kind, row_group_size=5))
     put_all({"m": table}, tmp_path, kind, row_group_size=rows)
-    with pytest.raises(InvalidArgument, match=r"m\.parquet was replaced while it was read: build from a copy"):
+    with pytest.raises(InvalidArgument, match=r"m\.parquet was replaced while it was read: use a copy"):
         read_whole(entries, ["key"])
+
+
+@pytest.mark.parametrize("kind", ["local", "stored"])
+def test_a_file_that_another_one_replaces_while_it_is_read_is_an_error(spark: Any, tmp_path: Any, kind: str) -> None:
+    """The other file has the same bytes but for some values of the second row group."""
+    table = messages(10)
+    other = with_column(table, "size", pa.array([*table["size"].to_pylist()[:5], *[7] * 5], pa.int32()))
+    layout = {"row_group_size": 5, "compression": "none", "use_dictionary": False}
+    entries = entries_in(spark, put_all({"m": table}, tmp_path, kind, **layout))
+    assert entries.read is not None
+    rows = entries.read([pa.record_batch({"id": pa.array([0])})], ["size"])
+    assert next(rows)["size"].to_pylist() == table["size"].to_pylist()[:5]
+    put_all({"m": other}, tmp_path, kind, **layout)
+    with pytest.raises(InvalidArgument, match=r"m\.parquet was replaced while it was read: use a copy"):
+        list(rows)
 
 
 def test_columns_that_go_through_spark_under_another_type(spark: Any, tmp_path: Any) -> None:

@@ -43,16 +43,22 @@ _FOOTERS = 16
 Field = tuple[str, None] | tuple[None, str | int]
 
 
-def _table(storage: Storage | None, name: str) -> tuple[ParquetTable, tuple[int, int]]:
-    """Read the footer of a file of a storage, or of a local one (None). Return it with the file's size and time."""
+def _written(storage: Storage | None, name: str) -> tuple[int, int]:
+    """Return the size and the time of change of a file of a storage, or of a local one (None)."""
     if storage is not None:
         info = storage.head(name)
-        return ParquetTable(StoredFile(name, storage, name, info.size_bytes), "us"), (info.size_bytes, info.modified_ms)
-    place = LocalFile(Path(name))
+        return info.size_bytes, info.modified_ms
     # of an open file, because network disks may give older times of a closed one
-    with place.open() as handle:
+    with LocalFile(Path(name)).open() as handle:
         found = os.fstat(handle.fileno())
-    return ParquetTable(place, "us"), (found.st_size, found.st_mtime_ns)
+    return found.st_size, found.st_mtime_ns
+
+
+def _table(storage: Storage | None, name: str) -> tuple[ParquetTable, tuple[int, int]]:
+    """Read the footer of a file. Return it with the size and time that the file had before."""
+    written = _written(storage, name)
+    place = LocalFile(Path(name)) if storage is None else StoredFile(name, storage, name, written[0])
+    return ParquetTable(place, "us"), written
 
 
 def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -156,10 +162,12 @@ class ParquetFiles:
         number, groups = part
         uri, name = self.files[number]
         with ExitStack() as held:
-            table, written = _table(held.enter_context(self.address_of(uri).open()) if uri else None, name)
+            storage = held.enter_context(self.address_of(uri).open()) if uri else None
+            table, written = _table(storage, name)
             listed = [rows for file, _, rows in self.groups if file == number]
+            replaced = InvalidArgument(f"{name} was replaced while it was read: use a copy that does not change")
             if (written, table.group_rows) != (self.written[number], listed):
-                raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that does not change")
+                raise replaced
             for group in groups:
                 # a batch without columns would have no rows
                 wanted = [c for c in columns if c in table.schema.names] or table.schema.names[:1]
@@ -168,6 +176,9 @@ class ParquetFiles:
                 for first, found in table.read_group(group, wanted, shared=texts):
                     whole = self._with_folders(found, [*columns, *([if_null] if if_null else [])], number)
                     yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
+            # each row group opens the file again
+            if _written(storage, name) != written:
+                raise replaced
 
     def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str], number: int) -> pa.RecordBatch:
         """Return the rows of a file with the columns that it lacks: those from its folders, and null topic ids."""
