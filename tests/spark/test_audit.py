@@ -30,7 +30,7 @@ from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
-from tiered_index.spark.audit import differences, digest_table
+from tiered_index.spark.audit import differences, digest_table, matching
 from tiered_index.spark.audit import entries as read_entries
 from tiered_index.spark.audit.audit import AuditResult, audit, report_table
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
@@ -276,6 +276,24 @@ def test_entries_that_an_append_doubled_are_reported(spark, sound, copy):
     counts = f"counts +missing 0, extra 0, wrong 0\n.*source entries +{COUNT:,}\n +index entries +{COUNT:,}\n"
     assert re.search(counts, done.out, re.S)
     assert f"the index has {COUNT:,} entries more than once" in done.out
+
+
+def test_ranges_are_counted_from_the_larger_side(spark, copy, sound, monkeypatch):
+    """The memory of a task that compares a range is bounded, however much the index lacks."""
+    monkeypatch.setattr(matching, "_LEAST_RANGES", 1)
+    monkeypatch.setattr(matching, "_RANGE", COUNT // 8)
+    source, shapes = str(sound / "source.parquet"), []
+    match = differences.match
+
+    def seen(*arguments: Any) -> Any:
+        found = match(*arguments)
+        shapes.append(found[1].shape.range_bits)
+        return found
+
+    monkeypatch.setattr(differences, "match", seen)
+    assert audited(spark, copy, source).differences.source_entries == COUNT
+    assert audited(spark, copy, source, begin_ms=BEGIN_MS + 9 * DAY_MS).differences.source_entries == 0
+    assert shapes == [3, 3]
 
 
 def test_further_columns_are_compared(spark, tmp_path):

@@ -16,7 +16,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 # Most bits of all blocks together: 32 MiB in the driver and in each worker
 _MOST_BITS = 28
-# Bits for each entry of a small index
+# Bits for each entry of a small audit
 _BITS_PER_ENTRY = 64
 # Most digests of all ranges together that are kept themselves: further 32 MiB
 _MOST_DIGESTS = 1 << 22
@@ -40,7 +40,7 @@ class DigestShape:
 
     @classmethod
     def of(cls, range_bits: int, entries: int) -> DigestShape:
-        """Return the shape for an index of `entries` entries."""
+        """Return the shape for about `entries` entries on each side."""
         bits = min(_MOST_BITS, (entries * _BITS_PER_ENTRY).bit_length())
         return cls(range_bits, max(3, bits - range_bits), _MOST_DIGESTS >> range_bits)
 

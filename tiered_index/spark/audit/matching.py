@@ -30,8 +30,7 @@ from tiered_index.spark.workers import between_tasks
 
 # `topic` is 0 if an object has no table of topics
 DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
-# About the digests of a range on each side. The least number of ranges bounds it if the source has far more entries
-# than the index.
+# About the most digests of a range on each side. A source that is not Parquet has more if it has more than the index.
 _RANGE = 1 << 19
 _LEAST_RANGES = 64
 # Digests of one side that are distributed to ranges at once
@@ -102,7 +101,7 @@ def match(sides: Sides, groups: Groups, picked: Picked) -> tuple[Matched, Digest
     Raises the errors of `entries`.
     """
     schema, spark = sides.schema, sides.entries.frame.sparkSession
-    count = sum(one.count for group in groups for one in group)
+    count = max(sides.entries.rows, sum(one.count for group in groups for one in group))
     bits = (max(_LEAST_RANGES, count // _RANGE) - 1).bit_length()
     partitions = min(1 << bits, max(2 * sides.cores, (1 << bits) // 16))
     shape = DigestShape.of(bits, count)

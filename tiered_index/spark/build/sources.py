@@ -293,6 +293,11 @@ class Entries:
     names: tuple[str, ...]
     read: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[pa.RecordBatch]] | None = None
 
+    @property
+    def rows(self) -> int:
+        """The number of messages if the source consists of Parquet files, else 0."""
+        return sum(rows for _, _, rows in self.read.files.groups) if isinstance(self.read, EntryReader) else 0
+
     def mapped(
         self, make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], names: Sequence[str], schema: str
     ) -> DataFrame:
