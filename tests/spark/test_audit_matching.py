@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +91,17 @@ def test_cut_digests_are_compared_whole_and_the_differing_ones_counted(
     else:
         assert found.origins(0) is found.origins(1) is found.whole is None
         assert np.count_nonzero(table.may_hold(same)) < 6
+
+
+def test_the_result_of_a_partition_takes_few_bytes_for_each_differing_digest() -> None:
+    """The driver holds the results of all partitions."""
+    entries = np.random.default_rng(3).integers(0, 2**64, 20_000, np.uint64)
+    cut = [_cut(part, 0, origin, 6, 1) for origin, part in enumerate(np.array_split(digests(entries), 10_000))]
+    blocks = pa.Table.from_batches(cut).sort_by("range").to_batches()
+    found = _compared(blocks, DigestShape.of(6, len(entries)))
+    assert found.differing == len(entries) and found.origins(0) == list(range(10_000)) and found.origins(1) == []
+    bare = pickle.dumps(replace(found, places=(b"", b"")))
+    assert len(pickle.dumps(found)) - len(bare) <= 4 * 10_000 + 100
 
 
 @pytest.mark.parametrize("range_bits, entries", [(0, 1), (6, 5_000), (11, 1 << 40)])

@@ -18,7 +18,8 @@ UInt64 = npt.NDArray[np.uint64]
 _MOST_BITS = 28
 # Bits for each entry of a small audit
 _BITS_PER_ENTRY = 64
-# Most digests of all ranges together that are kept themselves: further 32 MiB
+# Most digests of all ranges together that are kept themselves: further 32 MiB, and about as much for their origins in
+# the driver
 _MOST_DIGESTS = 1 << 22
 
 

@@ -62,7 +62,7 @@ class Matched:
 
     `blocks` are the numbers and `DigestShape.block` of the ranges that differ. `unread` are the objects that could not
     be read whole. `repeated` entries are more often in the index than in the source. `whole` has the differing digests
-    (u64), and `places` are the (side, origin) that have them; None and nothing if they are too many.
+    (u64), and `places` has for each side the distinct origins of them (i32); None and nothing if they are too many.
     """
 
     source: int = 0
@@ -72,11 +72,11 @@ class Matched:
     unread: frozenset[str] = frozenset()
     repeated: int = 0
     whole: bytes | None = b""
-    places: frozenset[tuple[int, int]] = frozenset()
+    places: tuple[bytes, bytes] = (b"", b"")
 
     def origins(self, side: int) -> list[int] | None:
         """Return the origins of a side that have differing digests, None if any may have some."""
-        found = sorted(origin for one, origin in self.places if one == side)
+        found = np.frombuffer(self.places[side], np.int32).tolist()
         return None if self.whole is None or UNKNOWN in found else found
 
     @classmethod
@@ -91,8 +91,12 @@ class Matched:
             frozenset().union(*(one.unread for one in parts)),
             sum(one.repeated for one in parts),
             b"".join(wholes) if len(wholes) == len(parts) else None,
-            frozenset().union(*(one.places for one in parts)),
+            (_distinct(one.places[SOURCE] for one in parts), _distinct(one.places[INDEX] for one in parts)),
         )
+
+
+def _distinct(origins: Iterable[bytes]) -> bytes:
+    return distinct_numbers(np.frombuffer(b"".join(origins), np.int32)).tobytes()
 
 
 def match(sides: Sides, groups: Groups, picked: Picked) -> tuple[Matched, DigestTable]:
@@ -173,12 +177,11 @@ def _compared(batches: Iterable[pa.RecordBatch], shape: DigestShape) -> Matched:
         if len(differing) > shape.few:
             part = replace(part, whole=None)
         elif len(differing):
-            places = {
-                (side, origins[side][place])
+            in_source, in_index = (
+                np.array(origins[side], np.int32)[_cells_with(differing, both[side]["entry"], cells[side])].tobytes()
                 for side in (SOURCE, INDEX)
-                for place in _cells_with(differing, both[side]["entry"], cells[side])
-            }
-            part = replace(part, whole=differing.tobytes(), places=frozenset(places))
+            )
+            part = replace(part, whole=differing.tobytes(), places=(in_source, in_index))
         parts.append(part)
     return Matched.joined([*parts, Matched(unread=frozenset(unread))])
 
@@ -189,15 +192,14 @@ def _rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*told, batch.column("digests"), strict=True)
 
 
-def _cells_with(wanted: UInt64, digests: UInt64, cells: Sequence[pa.Buffer]) -> list[int]:
+def _cells_with(wanted: UInt64, digests: UInt64, cells: Sequence[pa.Buffer]) -> npt.NDArray[np.intp]:
     """Return the places of the cells, whose digests are joined in `digests`, that have `wanted` ones (rising)."""
     near = np.zeros(_BUCKETS, np.bool_)
     near[wanted.astype(np.uint16)] = True
     found = np.flatnonzero(near[digests.astype(np.uint16)])
     found = found[is_among(digests[found], wanted)]
     ends = np.cumsum([cell.size // DIGEST.itemsize for cell in cells])
-    places: list[int] = distinct_numbers(np.searchsorted(ends, found, "right")).tolist()
-    return places
+    return distinct_numbers(np.searchsorted(ends, found, "right"))
 
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:
