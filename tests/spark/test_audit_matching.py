@@ -16,7 +16,7 @@ from tiered_index.format.layout import PRESETS
 from tiered_index.spark.audit import digest_table, matching
 from tiered_index.spark.audit.differences import _ROWS, KINDS, Differences, _difference, _pairs, _rows, _told, may_hold
 from tiered_index.spark.audit.digest_table import DigestShape, DigestTable
-from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
+from tiered_index.spark.audit.entries import Part, groups_of, identity_dtype, value_dtype
 from tiered_index.spark.audit.matching import DIGEST, _blocks, _compared, _cut, _digests, compare_range
 from tiered_index.spark.lookup.plan import Target
 
@@ -204,6 +204,15 @@ def test_differing_entries_are_paired(spark: Any) -> None:
     expected = by_hand(*entries, [(1, 2, 0, 3)], 4)
     assert sorted(map(repr, found)) == sorted(map(repr, expected))
     assert {*KINDS, "unproven"} == {row[0] for row in expected}
+
+
+@pytest.mark.parametrize("objects, groups", [(0, 0), (1, 1), (1_000, 500), (90_000, 4_096)])
+def test_small_objects_share_groups_of_a_bounded_number(objects: int, groups: int) -> None:
+    """The shuffle has a row for each group in each range."""
+    stored: Any = [SimpleNamespace(second_min=n, count=1 << 16, size_bytes=1) for n in range(objects)]
+    found = groups_of(stored)
+    assert groups * 0.9 <= len(found) <= groups
+    assert sorted(one.second_min for group in found for one in group) == list(range(objects))
 
 
 def test_of_both_hash_rules_either_slot_may_be_in_a_damaged_object() -> None:

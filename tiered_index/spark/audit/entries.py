@@ -44,8 +44,10 @@ _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 # About the bytes of objects that a task reads
 _LEAST_BYTES, _MOST_BYTES = 16 << 20, 1 << 28
-# Entries of a group of small objects
+# Least entries of a group of small objects, and about the most groups of a large index: each group gives the shuffle a
+# row for each range
 _GROUP_ENTRIES = 1 << 17
+_MOST_GROUPS = 1 << 12
 # The origin of entries of a source that has no numbered parts
 UNKNOWN = -1
 # A range of seconds without bounds
@@ -128,7 +130,8 @@ Groups = Sequence[Sequence[StoredObject]]
 
 def groups_of(stored: Sequence[StoredObject]) -> Groups:
     """Return objects in groups, the largest first; small neighbours in time share one."""
-    groups = gathered(sorted(stored, key=lambda one: one.second_min), lambda one: one.count, _GROUP_ENTRIES)
+    least = max(_GROUP_ENTRIES, sum(one.count for one in stored) // _MOST_GROUPS)
+    groups = gathered(sorted(stored, key=lambda one: one.second_min), lambda one: one.count, least)
     return sorted(groups, key=_size, reverse=True)
 
 
