@@ -255,7 +255,7 @@ def test_a_file_that_another_one_replaced_is_an_error(spark: Any, tmp_path: Any,
 
 @pytest.mark.parametrize("kind", ["local", "stored"])
 def test_a_file_that_another_one_replaces_while_it_is_read_is_an_error(spark: Any, tmp_path: Any, kind: str) -> None:
-    """The other file has the same bytes but for some values of the second row group."""
+    """The other file differs only in some values of the second row group."""
     table = messages(10)
     other = with_column(table, "size", pa.array([*table["size"].to_pylist()[:5], *[7] * 5], pa.int32()))
     layout = {"row_group_size": 5, "compression": "none", "use_dictionary": False}

@@ -1,6 +1,6 @@
 """Finds the entries that differ between index and source: compares digests of both, range by range, by one shuffle.
 
-A digest has 64 bits of an entry's identity and values and 32 bits of its topic's name. A range of digests with equal
+A digest has 64 bits of an entry's identity and values and 32 bits of its topic's name. A bucket of a range with equal
 sums on both sides has the same entries. Two different entries have one digest, which hides a difference, with a
 probability of 2^-64 a pair. Each block of digests has the number of its origin, a part of the source or a group of
 objects. If few digests differ, only their origins must be read again. Memory of a task: `_HELD` digests before the
