@@ -1,0 +1,56 @@
+"""Java's collector in a session that `open_session` starts: the parallel one, unless the user gives Java options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered_index.spark import session
+from tiered_index.spark.session import _JAVA_VARIABLES
+
+_PROGRAM = """
+import sys
+from tiered_index.spark import open_session
+spark = open_session("local[1]", settings=dict(pair.split("=", 1) for pair in sys.argv[1:]))
+beans = spark._jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
+print([bean.getName() for bean in beans])
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "defaults", "variable", "has"),
+    [
+        ({"spark.ui.enabled": "false"}, "spark.ui.enabled false\n", "", False),
+        ({"spark.driver.extraJavaOptions": "-Xss4m"}, "", "", True),
+        ({}, "spark.driver.extraJavaOptions -XX:+UseG1GC\n", "", True),
+        ({}, None, "", False),
+        *(({}, "", name, True) for name in _JAVA_VARIABLES),
+    ],
+)
+def test_options_of_java_that_the_user_gives(
+    monkeypatch: Any, tmp_path: Path, settings: dict[str, str], defaults: str | None, variable: str, has: bool
+) -> None:
+    for name in _JAVA_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    if defaults is not None:
+        (tmp_path / "spark-defaults.conf").write_text(defaults)
+    if variable:
+        monkeypatch.setenv(variable, "-XX:+UseSerialGC")
+    assert session._has_options_of_java(settings) is has
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "collector"), [((), "PS Scavenge"), (("spark.driver.extraJavaOptions=-XX:+UseSerialGC",), "Copy")]
+)
+def test_the_collector_of_the_driver(settings: tuple[str, ...], collector: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in _JAVA_VARIABLES}
+    command = [sys.executable, "-c", _PROGRAM, "spark.driver.host=127.0.0.1", *settings]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert f"'{collector}'" in ended.stdout, ended.stderr
