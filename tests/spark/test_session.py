@@ -29,6 +29,7 @@ print([bean.getName() for bean in beans])
         ({"spark.driver.extraJavaOptions": "-Xss4m"}, "", "", True),
         ({}, "spark.driver.extraJavaOptions -XX:+UseG1GC\n", "", True),
         ({}, None, "", False),
+        ({}, "export JDK_JAVA_OPTIONS=-XX:+UseZGC\n", "", True),
         *(({}, "", name, True) for name in _JAVA_VARIABLES),
     ],
 )

@@ -107,9 +107,6 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 swept: Orphans | None = None
                 if copier.clock.monotonic_s() - swept_s >= _SWEEP_S:
                     swept, swept_s = copier.sweep(grace_s), copier.clock.monotonic_s()
-                if session.out.as_json or last is None or report.records or (swept and swept.objects):
-                    _write_round(session, copier, report, "following", swept)
-                last = report
             except (StorageUnavailable, StorageMisconfigured, DiskFull, JobOverdue) as error:
                 session.out.answer(_failed(error, copier, last), streamed=True)
                 session.out.flush()
@@ -117,6 +114,10 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 session.out.note(f"{error}{behind}; tried again in {interval_s} s")
             except CopyStopped:
                 break
+            else:
+                if session.out.as_json or last is None or report.records or (swept and swept.objects):
+                    _write_round(session, copier, report, "following", swept)
+                last = report
             ending.event.wait(interval_s)
         if last is not None:
             _write_round(session, copier, last, "stopped")

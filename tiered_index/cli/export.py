@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import sys
 import time
@@ -359,6 +360,9 @@ def _alone(out: Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the command that held it may have deleted it since it was opened
+            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                raise BlockingIOError
         except BlockingIOError:
             raise InvalidArgument(f"--out {out}: another command is writing it") from None
         except OSError:

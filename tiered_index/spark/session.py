@@ -72,11 +72,13 @@ def _has_options_of_java(settings: Mapping[str, str]) -> bool:
     """Return whether the user gives options to Java. They may choose a collector, and Java refuses two."""
     home = os.environ.get("SPARK_HOME") or importlib.import_module("pyspark").__path__[0]
     folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf")
-    try:
-        defaults = (folder / "spark-defaults.conf").read_text(errors="replace")
-    except OSError:
-        defaults = ""
-    return any(map(os.environ.get, _JAVA_VARIABLES)) or "JavaOptions" in " ".join([defaults, *settings])
+    texts = list(settings)
+    for name in ("spark-defaults.conf", "spark-env.sh"):
+        with contextlib.suppress(OSError):
+            texts.append((folder / name).read_text(errors="replace"))
+    if any(map(os.environ.get, _JAVA_VARIABLES)):
+        return True
+    return any(name in text for name in ("JavaOptions", *_JAVA_VARIABLES) for text in texts)
 
 
 def check_pyspark() -> None:

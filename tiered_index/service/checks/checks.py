@@ -29,6 +29,7 @@ from tiered_index.errors import (
     RootBehind,
     StorageBehind,
     StorageError,
+    StorageUnavailable,
     TieredIndexError,
 )
 from tiered_index.format.archived import SegmentTable
@@ -271,7 +272,8 @@ def _take_back_removed(storage: Storage, state: LogState, report: Report) -> Non
     report.findings[:] = [one for one in report.findings if one.file not in removed]
     report.missing[:] = [one for one in report.missing if one.object not in removed]
     for name in sorted(removed):
-        report.note(f"{name}: it was removed from the log during the check, and is not checked")
+        gone = StorageUnavailable(f"{name} was removed from the log during the check: run it again")
+        report.unchecked.append((name, gone))
 
 
 def _name_topics(storage: Storage, state: LogState, report: Report) -> None:

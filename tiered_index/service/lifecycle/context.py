@@ -180,6 +180,7 @@ class LifecycleContext:
             # the handles first: their files were published before, so the later state knows them
             handles = self.catalog.all()
             state, keeps = self.session.log.state, self._keeps(handles)
+            merged: list[str] = []
             for handle in handles:
                 # for handles that were recovered while the storage was unavailable
                 stored = state.object_of(handle.file_id)
@@ -187,11 +188,14 @@ class LifecycleContext:
                     self.catalog.put(open_stored(self.cold, stored))
                 elif isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
                     if stored is None and not keeps(handle):
-                        self.catalog.remove(handle.file_id, self.dispose(handle.file_id))
+                        merged.append(handle.file_id)
                     elif stored is not None:
                         self.catalog.put(replace(handle, stored=StorageBytes(self.cold, stored)))
             handles, known = self.catalog.all(), self.session.log.state  # in this order, as above
             apply_log_state(self.catalog, handles, known, self.cold, self.dispose, self._keeps(handles))
+            # after the tables that have their entries
+            for file_id in merged:
+                self.catalog.remove(file_id, self.dispose(file_id))
             return state
 
     def dispose(self, file_id: str) -> Callable[[], None]:

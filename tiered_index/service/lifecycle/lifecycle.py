@@ -510,8 +510,9 @@ class Lifecycle:
 
 
 def _is_damage(error: TieredIndexError, file: CompactedFile) -> bool:
-    """Return whether an error states damage of the local `file`, not of an object or of the log."""
-    return type(error) is CorruptFile and file.local is not None and error.file == file.local.file
+    """Return whether an error states damage of `file` or of its object, not of the log."""
+    # names of both have the id, and names in the log do not
+    return type(error) is CorruptFile and file.file_id in error.file
 
 
 def _make_filter(file: UnsealedFile) -> None:

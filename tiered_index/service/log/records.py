@@ -100,7 +100,10 @@ class Stored:
 
 
 QUARANTINE_S = 1 << 31
-"""Seconds of the windows for implausible times, which no merge reads: the range of a time difference of 32 bits."""
+"""The length in seconds of a window for implausible times. No merge reads such a window.
+
+It is the range of a time difference of 32 bits.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class LogState:
 
     @property
     def newest_ms(self) -> int | None:
-        """The time of the newest published entry, also in lost objects; None: there is none.
+        """The time of the newest published entry; None: there is none.
 
         In epoch milliseconds, by whole seconds. Quarantine and lost files count only if there is nothing else: one
         wrong clock would otherwise hide for years that nothing is published.

@@ -231,9 +231,9 @@ def plan_rewrite(
 ) -> MergePlan:
     """Return a plan that writes the objects `names` again, without expired and erased entries.
 
-    Files become tables of one day each, or of longer windows if a file spans many days. Those of the quarantine get
-    its windows, since their times are implausible. Tables keep their windows. Files and tables with an object in `lost`
-    are left out.
+    Files become tables of one day each, or of longer windows if a file spans many days. Files of the quarantine become
+    tables of `QUARANTINE_S`, since their times are implausible. Tables keep their windows. Files and tables with an
+    object in `lost` are left out.
     """
     lengths: dict[int, list[list[StoredObject]]] = {}
     for stored in state.files.values():

@@ -161,7 +161,7 @@ def compare(
             unread.update(row[0] for row in pairs.where("identity IS NULL").select("held.object").collect())
             damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
             alone = _told(pairs.where("identity IS NOT NULL"), damaged, sides.base, rule, schema)
-            # a value that both sides have, under other topics, is said and held
+            # a value that both sides have under different topics is in both columns: it counts once
             apart = F.count("said") + F.count("held") - F.count("held.wrong")
             totals = alone.groupBy("kind").agg(F.count("*"), apart).collect()
             # all digests that differ were selected

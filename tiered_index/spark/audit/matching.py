@@ -30,7 +30,7 @@ from tiered_index.spark.workers import between_tasks
 
 # `topic` is 0 if an object has no table of topics
 DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
-# About the most digests of a range on each side. A source that is not Parquet has more if it has more than the index.
+# About the most digests of a range on each side. A source with unknown rows has more if it has more than the index.
 _RANGE = 1 << 19
 _LEAST_RANGES = 64
 # Digests of one side that are distributed to ranges at once

@@ -62,7 +62,11 @@ def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storag
     # objects of one build have the same time of publication
     earlier: dict[tuple[int, int], list[StoredObject]] = {}
     for stored in state.objects.values():
-        if (table := stored.shard) is not None and table.window_s == QUARANTINE_S and table.begin_s in written:
+        table = stored.shard
+        # an erasure writes such tables of a writer's files, too
+        if table is None or table.window_s != QUARANTINE_S or table.origin == "writer":
+            continue
+        if table.begin_s in written:
             earlier.setdefault((table.begin_s, stored.published_ms), []).append(stored)
     if not earlier:
         return ()
