@@ -1,6 +1,7 @@
 """The entry point of the console script `tiered-index` and of `python -m tiered_index`."""
 
 import _thread
+import contextlib
 import gc
 import os
 import signal
@@ -50,9 +51,14 @@ class _Interrupts:
             os.write(2, b"interrupted\n")
             os._exit(130)
         else:
-            again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
-            again.daemon = True
-            again.start()
+            is_planned = False
+            while not is_planned:
+                # on a busy machine, `start` may last until the interrupt, and this hook would lose it
+                with contextlib.suppress(KeyboardInterrupt):
+                    again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
+                    again.daemon = True
+                    again.start()
+                    is_planned = True
 
 
 def _open_closed_streams() -> None:
