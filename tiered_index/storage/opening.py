@@ -228,7 +228,7 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     The object's name begins with `name`. Raises `StorageMisconfigured` if the second put succeeds, or is refused but
     stored: some servers ignore the condition. Passes on other errors.
     """
-    # Two tries: if this process sleeps for a day between the puts, another one may sweep the object
+    # Two tries: if this process sleeps for a day between two steps, another one may sweep the object
     if not any(_honours_put_if_absent(storage, f"{name}-{uuid.uuid4().hex}") for _ in range(2)):
         raise StorageMisconfigured(
             f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
@@ -241,12 +241,12 @@ def _honours_put_if_absent(storage: Storage, unique: str) -> bool:
         # A backend that repeats the first put after a lost response finds its own object: the name is unique
         with contextlib.suppress(ObjectExists):
             storage.put_if_absent(unique, b"first")
+        is_honoured = False
         try:
             storage.put_if_absent(unique, b"second")
         except ObjectExists:
-            is_honoured = storage.get(unique) == b"first"
-        else:
-            is_honoured = False
+            with contextlib.suppress(ObjectNotFound):
+                is_honoured = storage.get(unique) == b"first"
     except TieredIndexError:
         # the first error is the one to raise
         with contextlib.suppress(TieredIndexError):

@@ -43,3 +43,18 @@ def test_the_probe_passes_other_errors_on_and_cleans_up(faulty: FaultStorage) ->
     faulty.fail("delete")
     with pytest.raises(StorageUnavailable, match="put_if_absent"):
         probe_put_if_absent(faulty, "probe/x")
+
+
+@pytest.mark.parametrize("step", ["put_if_absent", "get", "delete"])
+def test_the_probe_tries_again_if_its_object_is_swept(faulty: FaultStorage, step: str) -> None:
+    """The process may sleep for a day between two steps."""
+    swept: list[str] = []
+
+    def sweep() -> None:
+        for info in faulty.inner.list("probe/"):
+            faulty.inner.delete(info.name)
+            swept.append(info.name)
+
+    faulty.meanwhile(step, sweep, nth=2 if step == "put_if_absent" else 1)
+    probe_put_if_absent(faulty, "probe/x")
+    assert len(swept) == 1 and list(faulty.list()) == []
