@@ -314,3 +314,12 @@ def test_a_log_that_was_cut_before_it_was_archived_is_archived_from_its_begin(
     index.flush()
     assert told(archive(index, servers, topic)) == []
     assert [(one.partition, one.offset) for one in archived(index)] == [(0, n) for n in range(BEFORE + 20)]
+
+
+def test_records_without_a_time_show_that_a_log_is_the_same_one(index, cluster, servers, producing, topic):
+    cluster.control(0)
+    producing.send(topic, [{"key": f"k{n}", "partition": 0, "timestamp": -1} for n in range(20)])
+    assert ingest(index, servers, topic).messages == 20
+    again = ingest(index, servers, topic)
+    assert (again.messages, told(again)) == (0, [])
+    assert places(index, topic, "k7") == {(0, 7)} and len(index.query(topic, "k7").items) == 1

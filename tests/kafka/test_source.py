@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.followed import ingest, places, source_of
+from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
@@ -350,3 +350,35 @@ def test_records_of_a_partition_that_is_done_do_not_hide_the_silence_of_another(
         source._pending.append(source._passed(source._partitions[topic, 0], 1))
         assert [batch.position for batch in source._hand_over()] == [1]
         assert source._heard_s < heard_s + 10.0
+
+
+# Kafka's numbers of the search for a group's coordinator, and of the refusal of a group
+FIND_COORDINATOR, GROUP_REFUSED = 10, 30
+
+
+def test_the_login_needs_no_access_to_the_clients_group(index, topic):
+    with kafka_cluster() as cluster:
+        Producing(cluster.servers).send(topic, [{"key": "k", "partition": 0}])
+        cluster.fail(FIND_COORDINATOR, *[GROUP_REFUSED] * 100)
+        assert archive(index, cluster.servers, topic).messages == 1
+        assert [record.key for record in archived(index)] == [b"k"]
+
+
+def test_an_error_of_the_clients_group_is_no_error_of_a_partition(index, servers, producing, topic):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    with contextlib.closing(source_of(index, servers, topic)) as source:
+        source._take_in([told(None, kafka.KafkaError.GROUP_AUTHORIZATION_FAILED)])
+        assert source._problem is None and source.trouble is None
+
+
+def test_a_record_without_a_time_gets_the_time_at_which_it_is_read(index, servers, producing, topic):
+    """The client returns type 0 and time 0 for formats of Kafka before 0.10, and time -1 for newer ones."""
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    with contextlib.closing(source_of(index, servers, topic)) as source:
+        now_ms = source.clock.now_ms()
+        source._take_in(
+            kafka.Message(topic=topic, partition=0, offset=n, key=b"k", value=b"v", timestamp=time)
+            for n, time in enumerate([(0, 0), (1, -1), (1, 0), (1, 5)])
+        )
+        first, second, *others = source._pending[-1].batch.columns["timestamp_ms"].tolist()
+    assert first == second >= now_ms and others == [0, 5]

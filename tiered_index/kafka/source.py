@@ -70,6 +70,7 @@ from tiered_index.kafka.client import (
     error_of,
     headers_of,
     id_in,
+    is_of_group,
     is_passing,
     kafka,
     open_consumer,
@@ -443,11 +444,15 @@ class KafkaSource:
         records = list(self.broker.records(partition.key, max(begin, position - _COMPARED), position))
         for record in reversed(records):
             keys = keys_of(record)
-            if record.timestamp_ms is None or not keys:
-                continue  # an entry without a time has the one at which it was read
-            time_ms, place = min(record.timestamp_ms, MAX_TIMESTAMP_MS), (record.partition, record.offset, record.size)
+            if not keys:
+                continue
+            # the entry of a record without a time has the one at which it was read
+            begin_ms, end_ms = 0, MAX_TIMESTAMP_MS
+            if record.timestamp_ms is not None:
+                begin_ms = end_ms = min(record.timestamp_ms, MAX_TIMESTAMP_MS)
+            place = record.partition, record.offset, record.size
             for key in keys:
-                items = self.index.query(record.topic, key, time_ms, time_ms, _ALIKE).items
+                items = self.index.query(record.topic, key, begin_ms, end_ms, _ALIKE).items
                 if any((item.queue_id, item.offset, item.size) == place for item in items):
                     return True, other
             other = record.offset
@@ -578,7 +583,7 @@ class KafkaSource:
             elif error.name() in MISSED:
                 self._missed.add(place)
                 self._looked_s = _LONG_AGO_S
-            else:
+            elif not is_of_group(message):
                 self._note_error(error, f"{place[0]}/{place[1]}")
         if of_partitions or ends:
             self._trouble = None
@@ -625,7 +630,10 @@ class KafkaSource:
         sizes = np.array([_size(message) for message in messages], np.int64)
         times = np.array([message.timestamp()[1] for message in messages], np.int64)
         # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
-        times = np.where(times < 0, self.clock.now_ms(), np.minimum(times, MAX_TIMESTAMP_MS))
+        lacking = times < 0
+        for row in np.flatnonzero(times == 0).tolist():  # the client returns 0 for formats of Kafka before 0.10
+            lacking[row] = messages[row].timestamp()[0] == kafka.TIMESTAMP_NOT_AVAILABLE
+        times = np.where(lacking, self.clock.now_ms(), np.minimum(times, MAX_TIMESTAMP_MS))
         newest_ms = int(times[-1])
         if rows is not None:
             offsets, sizes, times = offsets[rows], sizes[rows], times[rows]
