@@ -269,7 +269,7 @@ def _kind(wrong: AssertionError) -> str:
 
 
 def _go_on(life: Life, call: str, *, told: bool) -> None:
-    """Continue after an interrupt, close, and open again, with a check after each step.
+    """Continue after an interrupt, close, cut the power, and open again, with a check after each step.
 
     `told`: the call itself raised the error.
     """
@@ -290,6 +290,7 @@ def _go_on(life: Life, call: str, *, told: bool) -> None:
         life.close()
     elif life.service is not None:
         life.service.abandon()
+    life.disk.lose_unsynced()
     life.open()
     life.check_answers()
     life.accepted = list(life.durable.entries)  # entries that are not durable may be lost
