@@ -344,9 +344,8 @@ def made_whole(out: Path) -> Iterator[Path]:
 
     If the block fails, it is removed. Raises `DiskFull`, and `InvalidArgument` if another command writes `out`.
     """
-    with _alone(out):
-        with _renamed(out) as partial:
-            yield partial
+    with _alone(out), _renamed(out) as partial:
+        yield partial
 
 
 @contextlib.contextmanager
