@@ -260,8 +260,11 @@ class Copier:
         except (ObjectNotFound, CorruptFile):
             return None
         # it may be a different valid object: compare the tails, which have the checksums of everything else
-        is_same = self.source.get_suffix(one.name, TAIL_SIZE) == self.target.get_suffix(one.name, TAIL_SIZE)
-        return info.modified_ms if is_same else None
+        if self.source.get_suffix(one.name, TAIL_SIZE) != self.target.get_suffix(one.name, TAIL_SIZE):
+            return None
+        # the put of a killed copier, or one that failed, may not be durable
+        self.target.settle(one.name)
+        return info.modified_ms
 
     # The record
 

@@ -18,6 +18,7 @@ from tests.support.copies import (
     same,
 )
 from tests.support.damage import flip_object
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS, DAY_S, Merging
 from tests.support.storage_faults import FaultStorage
@@ -31,6 +32,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StreamBatch
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
@@ -190,6 +192,20 @@ def test_present_objects_are_not_sent_again_unless_they_differ(life):
     assert target.calls("put") - puts == 3 + 1
     check_target(life, inner)
     assert copier(life, target).run_once().sent == 0
+
+
+def test_an_object_that_a_killed_copier_left_outlives_a_power_cut(life, tmp_path):
+    """The copier died after an object had its name, and before the sync of its folder."""
+    fill(life, 1)
+    disk = FaultDisk()
+    made = copier(life, LocalStorage(tmp_path / "target", disk=disk))
+    disk.crash("rename", after=True)
+    with pytest.raises(SimulatedCrash):
+        made.run_once()
+    disk.revive()
+    assert copier(life, LocalStorage(tmp_path / "target", disk=disk)).run_once().kept == 1
+    disk.lose_unsynced()
+    check_target(life, LocalStorage(tmp_path / "target"))
 
 
 def test_an_object_that_vanished_while_it_was_copied(life):
