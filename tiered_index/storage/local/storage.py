@@ -127,9 +127,13 @@ class LocalStorage(SizedStorage):
 
     def settle(self, name: str) -> None:
         """Write the object again: a second sync does not repeat one that failed."""
-        data = self.get(name)
+        size = self.head(name).size_bytes
+
+        def blocks() -> Iterator[bytes]:
+            return (self.get_range(name, at, min(_BLOCK_BYTES, size - at)) for at in range(0, size, _BLOCK_BYTES))
+
         with typed_errors(f"writing {name!r}"):
-            self._files.publish(self._path(name), lambda: [data])
+            self._files.publish(self._path(name), blocks)
 
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and the file's time of change."""
@@ -206,19 +210,6 @@ class LocalStorage(SizedStorage):
         with typed_errors("listing uploads"):
             found = [self._describe(entry) for entry in self._upload_folders() if _UPLOAD_ID.fullmatch(entry)]
         return chosen_uploads(filter(None, found), prefix, older_than_ms)
-
-    def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort the uploads that `list_uploads` yields; return how many there were.
-
-        With `older_than_ms` and no prefix it also removes half-made files of killed writers. Choose an age
-        that is longer than any put.
-        """
-        aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
-        if older_than_ms is not None and not prefix:
-            with typed_errors("sweeping temporary files"):
-                self._files.sweep(older_than_ms)
-                self._sweep_uploads(older_than_ms)
-        return aborted
 
     def now_ms(self) -> int:
         """Return the file system's time, which may be a file server's; this machine's if the folder is read-only."""
