@@ -55,7 +55,8 @@ def every_call(storage: LocalStorage, name: str) -> list[Callable[[], object]]:
         lambda: storage.complete_upload(handle, [PartInfo(1, "x", 1)]),
         lambda: storage.abort_upload(handle),
         lambda: list(storage.list_uploads()),
-        lambda: storage.abort_uploads(older_than_ms=FOREVER_MS),
+        lambda: storage.abort_uploads(),
+        lambda: storage.purge(FOREVER_MS),
         lambda: storage.delete(name),
     ]
 
@@ -90,7 +91,7 @@ def test_a_link_is_not_an_upload(storage: LocalStorage, outside: Path) -> None:
     for act in every_call(storage, "data/x/object"):
         with contextlib.suppress(StorageError):
             act()
-    assert storage.abort_uploads(older_than_ms=FOREVER_MS) == 0
+    assert storage.abort_uploads() == 0
     assert content(outside) == before
     assert not (storage.folder / ".%uploads" / ".tmp-dropped").is_symlink()
 

@@ -22,7 +22,7 @@ def test_files_that_are_not_objects_are_neither_listed_nor_touched(tmp_path: Pat
         path.write_bytes(b"foreign")
     (tmp_path / "link").symlink_to(tmp_path / "a%" / "b")
     assert [info.name for info in storage.list()] == ["a/b"]
-    storage.abort_uploads(older_than_ms=1 << 60)
+    storage.purge(1 << 60)
     assert all(path.read_bytes() == b"foreign" for path in foreign)
 
 
@@ -54,7 +54,7 @@ def test_only_old_half_made_work_is_swept(tmp_path: Path) -> None:
     young = storage.begin_upload("big/young")
     assert storage.abort_uploads("big/", older_than_ms=old.started_ms) == 0
     assert (tmp_path / ".%work" / ".tmp-old").exists()
-    assert storage.abort_uploads(older_than_ms=old.started_ms) == 0
+    assert len(storage.purge(old.started_ms)) == 1
     assert [path.name for path in (tmp_path / ".%work").iterdir()] == [".tmp-young"]
     assert storage.abort_uploads(older_than_ms=old.started_ms + 1) == 1
     assert list(storage.list_uploads()) == [young]

@@ -140,7 +140,8 @@ def test_a_crash_at_any_call_leaves_old_or_new(tmp_path, operation, name, old, n
             assert nth > 2, "the faults never struck"
             break
         # Everything that a crash leaves is found by age, and its removal harms nothing.
-        after.abort_uploads(older_than_ms=FAR_FUTURE_MS)
+        after.abort_uploads()
+        after.purge(FAR_FUTURE_MS)
         assert value(after, name) == found
         assert list(after.list_uploads()) == []
         hidden = [path for path in folder.rglob("*") if path.is_file() and any(".%" in part for part in path.parts)]

@@ -65,7 +65,8 @@ def test_no_database_of_ours_is_refused_and_left_as_it_was(tmp_path: Path) -> No
                 lambda: storage.put_if_absent("a", b""),
                 lambda: storage.begin_upload("a"),
                 lambda: storage.delete("a"),
-                lambda: storage.abort_uploads(older_than_ms=1),
+                lambda: storage.abort_uploads(),
+                lambda: storage.purge(1),
             ):
                 with pytest.raises(kind, match=says) as caught:
                     call()
@@ -133,7 +134,8 @@ def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:
         with SqliteStorage(path) as storage:
             assert list(storage.list()) == []
             storage.delete("object")
-            assert storage.abort_uploads(older_than_ms=FAR_FUTURE_MS) == 0
+            assert storage.abort_uploads() == 0
+            assert storage.purge(FAR_FUTURE_MS) == ()
 
 
 @contextmanager

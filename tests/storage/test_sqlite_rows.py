@@ -133,10 +133,9 @@ def test_a_sweep_takes_old_drafts_and_leaves_young_ones_and_objects(storage, pat
             for row in range(rows):
                 chunk = connection.execute("INSERT INTO chunks (data) VALUES (x'00')").lastrowid
                 connection.execute("INSERT INTO pieces VALUES (?, ?, 1, ?)", (body, row, chunk))
-    storage.abort_uploads("some/prefix", older_than_ms=FAR_FUTURE_MS)
-    storage.abort_uploads(older_than_ms=4_999)
+    storage.purge(4_999)
     assert count(path, "drafts") == 3
-    storage.abort_uploads(older_than_ms=6_000)
+    storage.purge(6_000)
     with raw(path) as connection:
         assert connection.execute("SELECT body FROM drafts").fetchall() == [(1002,)]
     assert count(path, "chunks") == 3 + 300 + 1
@@ -151,7 +150,7 @@ def test_a_writer_whose_draft_was_swept_publishes_nothing(storage, path, small_r
     """If a sweep's age is too small, the writer's put fails. The sweep never leaves an object with holes."""
     storage.put("object", b"old")
     with SqliteStorage(path) as sweeper:
-        after_batch(storage, nth, lambda: sweeper.abort_uploads(older_than_ms=FAR_FUTURE_MS), monkeypatch)
+        after_batch(storage, nth, lambda: sweeper.purge(FAR_FUTURE_MS), monkeypatch)
         with pytest.raises(StorageUnavailable, match="swept"):
             storage.put("object", bytes(rows * small_rows))
         assert sweeper.get("object") == b"old"

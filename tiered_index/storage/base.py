@@ -430,14 +430,11 @@ class WrapperStorage(Storage):
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """As `Storage.list_uploads`; one call of `_around`."""
-        return self._around(
-            Call("list_uploads", prefix), lambda: self.inner.list_uploads(prefix, older_than_ms=older_than_ms)
-        )
-
-    def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """As the inner storage's method, which may also clear half-made work; one call of `_around`."""
-        return self._around(
-            Call("abort_uploads", prefix), lambda: self.inner.abort_uploads(prefix, older_than_ms=older_than_ms)
+        # all pages within the call: a lazy listing would send them later
+        return iter(
+            self._around(
+                Call("list_uploads", prefix), lambda: [*self.inner.list_uploads(prefix, older_than_ms=older_than_ms)]
+            )
         )
 
     def now_ms(self) -> int:

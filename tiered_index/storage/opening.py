@@ -201,9 +201,6 @@ class PrefixedStorage(WrapperStorage):
         found = self.inner.list_uploads(self._base + prefix, older_than_ms=older_than_ms)
         return (replace(handle, name=handle.name[len(self._base) :]) for handle in found)
 
-    def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        return Storage.abort_uploads(self, prefix, older_than_ms=older_than_ms)
-
     def close(self) -> None:
         """Leave `inner` open."""
 

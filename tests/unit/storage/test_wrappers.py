@@ -10,7 +10,7 @@ import pytest
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.service.lookup.budget import RequestStats
-from tiered_index.storage.base import PAGE, ObjectInfo
+from tiered_index.storage.base import PAGE, ObjectInfo, UploadHandle
 from tiered_index.storage.context import sending
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
@@ -95,6 +95,19 @@ def test_no_request_is_counted_behind_a_listings_last_page(
     with metered.measure(Usage(max_requests=pages - 1)) as usage, pytest.raises(BudgetExceeded):
         list(metered.list())
     assert usage.requests == pages - 1
+
+
+def test_the_pages_of_a_listing_of_uploads_are_counted() -> None:
+    class Paged(MemoryStorage):
+        def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
+            for _ in range(3):
+                sending()
+                yield from super().list_uploads(prefix, older_than_ms=older_than_ms)
+
+    metered = MeteredStorage(Paged())
+    metered.begin_upload("a")
+    assert [handle.name for handle in metered.list_uploads()] == ["a"] * 3
+    assert metered.total.requests_by_kind == {"begin_upload": 1, "list_uploads": 3}
 
 
 def test_a_further_page_that_fails_is_counted() -> None:

@@ -52,6 +52,8 @@ class Orphans:
     uploads: tuple[UploadHandle, ...]
     log: StorageLog
     foreign: tuple[ObjectInfo, ...] = ()
+    # half-made work of killed processes that is older is deleted with them, by the storage's clock
+    before_ms: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -118,7 +120,7 @@ def find_orphans(
         tuple(i for i in infos if i.name not in young_removed and not _names_object(state, i.name))
         for infos in (listed, foreign)
     )
-    return Orphans(orphaned, tuple(uploads), log, strange)
+    return Orphans(orphaned, tuple(uploads), log, strange, before_ms)
 
 
 def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object] = lambda: None) -> Orphans:
@@ -144,6 +146,8 @@ def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object
         deleted += gone
     for handle in _beating(orphans.uploads, beat):
         storage.abort_upload(handle)
+    # no listing shows half-made files, drafts and bytes of deleted objects
+    storage.purge(orphans.before_ms)
     return replace(orphans, objects=tuple(deleted))
 
 

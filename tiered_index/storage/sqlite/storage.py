@@ -196,17 +196,6 @@ class SqliteStorage(SizedStorage):
 
         return iter(self._pool.read("listing uploads", read, tuple))
 
-    def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort the uploads that `list_uploads` yields; return how many there were.
-
-        With `older_than_ms` and no prefix it also removes drafts of killed writers. Choose an age that exceeds a
-        writer's longest pause.
-        """
-        aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
-        if older_than_ms is not None and not prefix:
-            self._bodies.sweep(older_than_ms)
-        return aborted
-
     def now_ms(self) -> int:
         """Return this machine's time: no other machine writes to the database."""
         return self._clock.now_ms()

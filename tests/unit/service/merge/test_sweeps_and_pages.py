@@ -1,21 +1,26 @@
 """Sweeps run at the worst moments. A reader pages through 10,000 answers while hours become days, and days a month."""
 
 import itertools
+import os
 import random
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.log_records import an_object
+from tests.support.log_records import GENESIS, an_object
 from tests.support.log_records import publish as publish_objects
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.storage_faults import FaultStorage
+from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import WrapperStorage
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
 class KilledBeforeDeleting(WrapperStorage):
@@ -102,6 +107,26 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life):
     assert [info.name for info in found.objects] == [left.name]
     delete_orphans(life.storage, found)
     assert not list(life.storage.list("probe/"))
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_the_half_made_work_of_a_process_that_was_killed_is_swept(tmp_path, kind):
+    """No listing shows it."""
+    path = tmp_path / "storage"
+    storage = LocalStorage(path) if kind == "file" else SqliteStorage(path)
+    log = StorageLog(storage, SystemClock())
+    log.create(GENESIS)
+    if kind == "file":
+        left = path / ".%work" / ".tmp-1-killed"
+        left.write_bytes(b"half")
+        os.utime(left, (0, 0))
+    else:
+        with SqliteStorage(path, clock=ManualClock(0)) as killed:
+            killed._bodies._write_batch("writing", None, memoryview(b"half"), range(1))
+    assert len(storage.purge(0)) == 1
+    delete_orphans(storage, find_orphans(storage, log))
+    assert storage.purge(0) == ()
+    storage.close()
 
 
 def test_pages_continue_while_hours_become_days_and_days_a_month(life):
