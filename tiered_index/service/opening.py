@@ -336,7 +336,7 @@ def open_parts(
                 parts.lifecycle.sweep_attempts(f for f in recovered.compacted if f.file_id not in state.files)
             except (StorageBehind, RootBehind):
                 raise
-            except (StorageError, CorruptFile) as error:
+            except (StorageError, DiskFull, CorruptFile) as error:
                 _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()
             apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)

@@ -15,12 +15,12 @@ from tests.support.rounds import compact_only, upload
 from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
+from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.context import sealed_form
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.lifecycle.publication import Publication, Upload, stored_file
+from tiered_index.service.lifecycle.publication import Publication, Upload, send_object, stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
@@ -177,6 +177,26 @@ def leave_an_upload(index, faulty):
     described = stored_file(name, file.local.trailer(), file.local.size_bytes, T)
     index.abandon()
     return name, described
+
+
+def test_a_start_goes_on_although_a_full_storage_refuses_a_deletion(open_index, faulty):
+    """A `sqlite://` storage needs room to delete a large object, and none for the small ones of a claim."""
+    leave_an_upload(open_index("root", storage_backend=faulty), faulty)
+    faulty.clear()
+    faulty.fail("delete_many", name_prefix="data/", error=DiskFull)
+    index = open_index("root", storage_backend=faulty)
+    index.run_lifecycle()
+    assert [item.offset for item in index.query("t", "k")] == [1]
+
+
+def test_a_full_storage_hides_no_interrupt_of_an_upload(faulty):
+    def interrupt(upload):
+        upload.write(b"data")
+        raise KeyboardInterrupt
+
+    faulty.fail("delete", error=DiskFull)
+    with pytest.raises(KeyboardInterrupt):
+        send_object(faulty, "data/1/2.index", interrupt, 0)
 
 
 def test_a_restart_leaves_an_object_that_a_record_names_while_it_lists(open_index, faulty, storage, clock):

@@ -107,7 +107,7 @@ class Upload:
         An object whose name is not `is_fresh` is kept, because others may have published it.
         """
         self._held.clear()
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError, DiskFull):
             if self.handle is not None:
                 self._storage.abort_upload(self.handle)
             elif self.size_bytes and is_fresh:
@@ -284,9 +284,9 @@ def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
     """Delete objects that no record will name. After an error `orphans` deletes them later."""
     for one in objects:
         if one.upload is not None:
-            with contextlib.suppress(StorageError):  # it may be complete already
+            with contextlib.suppress(StorageError, DiskFull):  # it may be complete already
                 storage.abort_upload(one.upload)
-        with contextlib.suppress(StorageError):  # an orphan only costs space
+        with contextlib.suppress(StorageError, DiskFull):  # an orphan only costs space
             storage.delete(one.name)
 
 
