@@ -146,6 +146,21 @@ def test_an_object_that_a_merge_has_removed_meanwhile_is_not_missing(life, monke
     assert {name for name, _ in report.unchecked} == known
 
 
+def test_an_object_that_can_not_be_read_keeps_no_other_from_its_check(life):
+    """For example, a sector of a disk is bad. A storage that is away ends the check."""
+    unread, _, harmed, _ = life.state.objects.values()
+    flip(life, harmed)
+    storage, report = FaultStorage(life.storage), Report()
+    storage.fail("get_range", times=None, name_prefix=unread.name)
+    assert check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1) == life.state
+    assert {one.file for one in report.findings} == {harmed.name}
+    assert [name for name, _ in report.unchecked] == [unread.name]
+    storage.clear()
+    storage.meanwhile("get_range", lambda: storage.fail("*", times=None))
+    with pytest.raises(StorageUnavailable):
+        check_storage(storage, {}, Report(), lambda *_: None, deep=True, threads=1)
+
+
 def test_the_topics_of_a_tables_missing_objects_are_read_once(life, monkeypatch):
     make = plan_module._job
     monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))

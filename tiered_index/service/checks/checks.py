@@ -67,6 +67,7 @@ from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.types import no_progress
 
 
 @dataclass
@@ -241,15 +242,27 @@ def check_storage(
     if state is None:
         return None
     _check_tables(state, report)
+
+    def check(one: StoredObject | ArchivedSegment) -> None:
+        try:
+            if isinstance(one, StoredObject):
+                check_object(storage, one, local.get(one.file_id), report, deep=deep)
+            else:
+                check_segments(storage, [one], report, no_progress, deep=deep)
+        except StorageError as error:
+            # this one alone can't be read, if the storage still answers
+            next(own_objects(storage, LOG_PREFIX), None)
+            report.unchecked.append((one.name, error))
+
     if check_objects is not None:
         check_objects(state)
     else:
-        stored = list(state.objects.values())
         with ThreadPoolExecutor(1 if deep else threads, "tiered-index-verify") as pool:
-            checks = pool.map(lambda one: check_object(storage, one, local.get(one.file_id), report, deep=deep), stored)
-            for number, _ in enumerate(checks, 1):
+            for number, _ in enumerate(pool.map(check, state.objects.values()), 1):
                 progress(number, "objects")
-        check_segments(storage, state.archive.values(), report, progress, deep=deep)
+        for number, segment in enumerate(state.archive.values(), 1):
+            check(segment)
+            progress(number, "archived segments")
     _take_back_removed(storage, state, report)
     _name_topics(storage, state, report)
     if report.missing:
