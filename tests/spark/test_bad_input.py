@@ -113,6 +113,18 @@ def test_a_bad_row_is_named_with_its_values():
         look([ROW, {**ROW, "key": None}, {**ROW, "queue_id": -1}, {**ROW, "queue_id": -2}])
 
 
+@pytest.mark.parametrize("column", ["topic", "key"])
+@pytest.mark.parametrize("texts", [[b"ok", b"\xff"], [b"ok", b"a\xe2\x82", b"\xacb"]])
+def test_bytes_that_are_not_utf_8_are_named_with_their_row(column, texts):
+    """Spark casts any bytes to text; two neighbours can even be UTF-8 together."""
+    count = len(texts)
+    offsets = pa.py_buffer(np.cumsum([0, *map(len, texts)]).astype(np.int32))
+    wrong = pa.StringArray.from_buffers(count, offsets, pa.py_buffer(b"".join(texts)))
+    table = pa.table({name: [value] * count for name, value in ROW.items()} | {column: wrong})
+    with pytest.raises(InvalidArgument, match=rf"^a row \{{.*'{column}': b'{re.escape(str(texts[1])[2:-1])}'.*\}}: "):
+        list(pack_batches(table.to_batches(), planned(table)))
+
+
 LISTED = {"key": pa.list_(pa.string()), "topic": pa.string()}
 
 

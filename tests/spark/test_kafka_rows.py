@@ -31,8 +31,9 @@ RECORDS = [
     KafkaRecord("orders", 0, 6, b"o-1", b'{"order": {"id": "o-1"}}', (), T + 4000),
     KafkaRecord("orders", 0, 7, b"", b"{}", (), T + 5000),
     KafkaRecord("orders", 0, 8, None, None, (), T + 6000),
+    KafkaRecord("orders", 0, 9, b"\xff\x0a", b"{}", (("trace", b"\xe2\x82"),), T + 7000),
 ]
-ASKED = ["customer-1", "customer-2", "t-1", "t-2", "t-3", "o-1", "4711", "", "n", "none"]
+ASKED = ["customer-1", "customer-2", "t-1", "t-2", "t-3", "o-1", "4711", "", "n", "none", "0xff0a", "0xe282"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_a_build_of_rows_answers_as_the_follower(spark, archived, recipe, expect
     build(spark, recipe[1](rows), storage=uri, window="1d")
     with IndexReader.open(uri) as reader:
         assert answers(reader) == expected
-    assert sum(map(len, expected.values())) == 9
+    assert sum(map(len, expected.values())) == 11
 
 
 @pytest.mark.long

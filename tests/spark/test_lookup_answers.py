@@ -420,6 +420,10 @@ def test_questions_hold_what_a_batch_does():
         plan_columns(["t", "ü"], ["k", "x" * 32_768])
     with pytest.raises(InvalidArgument, match="is new"):
         plan_columns(["unseen"], ["k"])
+    wrong = pa.array([b"a\xe2\x82", b"\xacb"], pa.binary()).view(pa.string())
+    times = pa.nulls(2, pa.int64())
+    with pytest.raises(InvalidArgument, match="a key has bytes that are not UTF-8"):
+        lookups_of(pa.array(["t", "t"]), wrong, times, times, {"t": 0}, keyed=True)
 
 
 HOURS = 30

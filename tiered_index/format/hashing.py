@@ -118,7 +118,7 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept.
 
     An Arrow array must have no nulls. Memory for non-ASCII text: about 8 more bytes per byte. Raises `TypeError` for a
-    Python sequence with anything other than text.
+    Python sequence with anything other than text, and `InvalidArgument` for Arrow text that is not UTF-8.
     """
     # Imported on use: a lookup of one key needs no Arrow
     import pyarrow as pa
@@ -136,6 +136,10 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     offsets = raw - start
     if not len(data) or int(data.max()) < 0x80:
         return CodeUnits(data, offsets)
+    try:
+        strings.validate(full=True)  # Arrow and Spark accept any bytes as text
+    except pa.ArrowInvalid as error:
+        raise InvalidArgument("a key has bytes that are not UTF-8") from error
     # The first byte of a character counts two code units if the character has 4 bytes, else one; other bytes count 0.
     # A string's offset in units is the running sum at its offset in bytes.
     units_before = np.zeros(len(data) + 1, np.int64)

@@ -387,7 +387,11 @@ def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
         given = [joined_pairs(topic) for topic in places]
     else:
         encoded = text.dictionary_encode()
-        index, given = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+        index = encoded.indices.to_numpy(zero_copy_only=False)
+        try:
+            given = encoded.dictionary.to_pylist()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument("a topic has bytes that are not UTF-8") from error
         # NumPy counts no unsigned numbers of 64 bits
         index = index.astype(np.int64, copy=False)
     # an Arrow dictionary may have a name twice, and names that no row has

@@ -126,10 +126,10 @@ def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_win
 
 
 def naming_rows(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], T]) -> T:
-    """Return `make(batch)`; if it raises `InvalidArgument`, name the first row that causes it."""
+    """Return `make(batch)`; name the first row that is invalid (`InvalidArgument`) or has bytes that are not UTF-8."""
     try:
         return make(batch)
-    except InvalidArgument as error:
+    except (InvalidArgument, UnicodeDecodeError) as error:
         wrong = _first_wrong(batch, make)
         if wrong is None:
             raise
@@ -143,7 +143,7 @@ def _first_wrong(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], object]
     def is_wrong(count: int) -> bool:
         try:
             make(batch.slice(0, count))
-        except InvalidArgument:
+        except (InvalidArgument, UnicodeDecodeError):
             return True
         return False
 
@@ -161,7 +161,13 @@ def _place_of(batch: pa.RecordBatch, row: int) -> str:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    has = f"a row {batch.slice(row, 1).to_pylist()[0]!r:.200}"
+    one = batch.slice(row, 1)
+    try:
+        values = one.to_pylist()[0]
+    except UnicodeDecodeError:
+        columns = zip(one.schema.names, one.columns, strict=True)
+        values = {name: (c.cast(pa.binary()) if pa.types.is_string(c.type) else c)[0].as_py() for name, c in columns}
+    has = f"a row {values!r:.200}"
     return has if context is None else f"{has} of partition {context.partitionId()}"
 
 
