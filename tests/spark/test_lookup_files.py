@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +25,7 @@ from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.lookup import keys as key_files
 from tiered_index.spark.lookup.keys import check_out, header_of, read_files, read_keys, write_answers
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()
@@ -84,7 +86,7 @@ def test_long_files_are_read_and_answers_written_in_parts(tmp_path, monkeypatch)
     batches = list(key_files._read_json(splits, schema))
     assert [row for batch in batches for row in batch.to_pylist()] == wanted
     storage = MemoryStorage()
-    (told,) = key_files._write_parts(iter(batches), Address(storage))
+    (told,) = key_files._write_parts(iter(batches), Address(storage), "part-")
     names = told.column(0)[0].as_py().split("\n")
     tables = [pq.read_table(io.BytesIO(storage.get(name))) for name in names]
     assert len(set(names)) == len(batches) == 4 and pa.concat_tables(tables).to_pylist() == wanted
@@ -209,6 +211,38 @@ def test_answers_go_where_they_are_asked_to(spark, tmp_path, kind):
     write_answers(spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1), str(place), S3)
     assert [path.name for path in tmp_path.iterdir()] == [place.name] and (place / "_SUCCESS").exists()
     assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("t", "k")]
+
+
+class Written:
+    """A frame whose tasks ran twice: the driver got the names of the first attempts."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
+        first, *_ = [[row.column(0)[0].as_py() for row in write(iter(self._batches))] for _ in range(2)]
+        return SimpleNamespace(collect=lambda: [(names,) for names in first])
+
+
+def test_answers_in_a_storage_are_named_last_and_once(monkeypatch, tmp_path):
+    rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(SqliteStorage, "delete", raising(KeyboardInterrupt))
+        write_answers(Written(rows), uri, S3)
+    with StorageAddress(uri).open() as storage:
+        assert [info.name.partition("-")[0] for info in storage.list()] == ["part", "part"]
+        write_answers(Written(rows), uri, S3)
+        (valid,) = storage.get("_SUCCESS").decode().split()
+        with pytest.raises(InvalidArgument, match="answers of another command"):
+            write_answers(Written(rows), uri, S3)
+        assert storage.get("_SUCCESS").decode().split() == [valid] and storage.head(valid).size_bytes
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 BAD_LINES = {

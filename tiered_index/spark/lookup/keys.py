@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, ObjectExists
 from tiered_index.sources.keys import csv_rows, ndjson_rows
 from tiered_index.sources.places import NDJSON, local_path
 from tiered_index.spark.addresses import StorageAddress
@@ -169,32 +169,40 @@ def check_out(out: str, s3: StorageOptions) -> None:
 
 
 def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
-    """Write a local folder of Parquet (NDJSON if the name ends so), or Parquet and a list ``_SUCCESS`` to a storage."""
+    """Write a local folder of Parquet (NDJSON if the name ends so), or Parquet and a list ``_SUCCESS`` to a storage.
+
+    Raises `InvalidArgument` if another command has written its answers there meanwhile.
+    """
     if (place := local_path(out)) is not None:
         with typed_errors(f"writing {place}"):
             writer = frame.write.mode("error")
             (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
         return
-    address = StorageAddress(out, s3)
+    address, job = StorageAddress(out, s3), f"part-{secrets.token_hex(4)}-"
     with typed_errors(f"writing {out}"):
-        rows = frame.mapInArrow(partial(_write_parts, address=address), "names string").collect()
-    names = [name for row in rows for name in row[0].split("\n") if name]
+        rows = frame.mapInArrow(partial(_write_parts, address=address, job=job), "names string").collect()
+    names = {name for row in rows for name in row[0].split("\n") if name}
+    valid = "".join(f"{name}\n" for name in sorted(names)).encode()
     with address.open() as storage:
-        # a task may have run twice: ``_SUCCESS`` names the valid files
-        storage.put("_SUCCESS", "".join(f"{name}\n" for name in sorted(names)).encode())
-        for info in list(storage.list("part-")):
+        # a task may have run twice: its other files go before ``_SUCCESS`` names the valid ones
+        for info in list(storage.list(job)):
             if info.name not in names:
                 storage.delete(info.name)
+        try:
+            storage.put_if_absent("_SUCCESS", valid)
+        except ObjectExists as error:  # perhaps of this put, if the storage repeated it
+            if bytes(storage.get("_SUCCESS")) != valid:
+                raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
 
 
-def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress) -> Iterator[pa.RecordBatch]:
+def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress, job: str) -> Iterator[pa.RecordBatch]:
     names: list[str] = []
     attempt = secrets.token_hex(8)
     with address.open() as storage:
         for held in gathered(filter(len, batches), lambda batch: batch.nbytes, _PART_BYTES):
             buffer = io.BytesIO()
             pq.write_table(pa.Table.from_batches(held), buffer)
-            names.append(f"part-{attempt}-{len(names):05d}.parquet")
+            names.append(f"{job}{attempt}-{len(names):05d}.parquet")
             storage.put(names[-1], buffer.getvalue())
     yield pa.record_batch({"names": pa.array(["\n".join(names)], pa.string())})
 

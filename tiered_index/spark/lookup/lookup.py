@@ -165,11 +165,15 @@ def look_up(
             prices=settings.prices,
         )
         lost: frozenset[str] = frozenset()
+        by_kind, read = Counter[str](), 0
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
             plan = make_plan(log.state, lost=lost)
             plan = replace(plan, asked=census.asked(plan.kept_from))
             shared = spark.sparkContext.broadcast(plan)
             kept, reports = _search(spark, census.lots, shared, address, progress)
+            # also of plans that failed
+            by_kind += sum((Counter(report.requests) for report in reports), Counter[str]())
+            read += sum(report.bytes_read for report in reports)
             missing = {report.missing for report in reports if report.missing is not None}
             if not missing:
                 break
@@ -191,8 +195,6 @@ def look_up(
         if messages is not None:
             topic, key = keys.column("topic"), keys.column("key")
             frame = with_messages(frame, topic, key, messages, address, allow_partial=allow_partial)
-        by_kind = sum((Counter(report.requests) for report in reports), Counter[str]())
-        read = sum(report.bytes_read for report in reports)
         return LookupResult(
             frame=frame,
             rows=census.rows,

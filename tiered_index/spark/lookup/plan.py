@@ -318,11 +318,6 @@ class LookupPlan:
         """The schema of the index's entries."""
         return self.genesis.layout.schema
 
-    @property
-    def objects(self) -> int:
-        """Number of objects to search."""
-        return sum(map(len, self.tasks))
-
     @cached_property
     def places(self) -> Mapping[str, int]:
         """The place of each topic in `topics`."""
