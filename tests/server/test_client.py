@@ -60,6 +60,14 @@ def test_answers_are_the_librarys(asking, index):
     assert tuple(asking.stream("orders", "order-4711")) == index.query("orders", "order-4711").items
 
 
+def test_texts_may_be_members_of_an_enumeration(asking, index):
+    class Member(str):
+        def __str__(self):
+            return "Topic.ORDERS"
+
+    assert same(asking.query(Member("orders"), Member("order-4711")), index.query("orders", "order-4711"))
+
+
 def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(index):
     (document, *_) = index.query("orders", "order-4711").to_dict()["items"]
     regions = [item_of({**document, "region": region}) for region in (1, 2, 1)]

@@ -327,7 +327,9 @@ class IndexClient:
             raise_on_status=False,
             redirect=0,
         )
-        query = f"?{urlencode(asked, errors=_HALVES)}" if asked else ""
+        # `urlencode` would format a member of an enumeration, perhaps as another text
+        plain = {name: str.__str__(value) if isinstance(value, str) else value for name, value in asked.items()}
+        query = f"?{urlencode(plain, errors=_HALVES)}" if asked else ""
         if self._pid != os.getpid():
             # A forked child must not use its parent's connections
             self._connect()

@@ -66,7 +66,8 @@ def _polynomials(text: str, java: int = 0, second: int = 0) -> tuple[int, int]:
 @lru_cache(maxsize=4_096)
 def _of_prefix(topic: str) -> tuple[int, int]:
     """Return the two polynomials of topic#, which each key of the topic continues."""
-    return _polynomials(f"{topic}#")
+    # not formatted: the format of a member of an enumeration may be another text
+    return _polynomials(str.__str__(topic) + "#")
 
 
 def java_string_hash(text: str) -> int:

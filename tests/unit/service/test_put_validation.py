@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.batches import batch
 from tests.support.cases import each
-from tiered_index import IndexService
+from tiered_index import IndexService, hash_key
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.service.erasure.erase import EraseRequest
 
@@ -46,6 +46,27 @@ def unchanged(index):
     index.flush()
     assert not index.files()
     assert index.durable_positions() == {}
+
+
+class Member(str):
+    """A text that is formatted as another one, like the members of `class Topic(str, Enum)`."""
+
+    def __str__(self):
+        return "Topic.ORDERS"
+
+
+def test_texts_may_be_members_of_an_enumeration(index):
+    """All later keys of the topic were hashed with the member's format. No lookup by the topic's name found them."""
+    member = Member("orders")
+    index.put(member, 0, member, 1, 1, 1_700_000_000_000, source=member, source_position=7)
+    index.put("orders", 0, "orders", 2, 1, 1_700_000_000_000)
+    for _ in range(2):
+        for name in ("orders", member):
+            assert [item.offset for item in index.query(name, name)] == [2, 1]
+            assert [[item.offset for item in one] for one in index.query_many([(name, name)])] == [[2, 1]]
+        index.flush()
+    assert index.durable_position("orders") == 7
+    assert hash_key(member, member) == hash_key("orders", "orders")
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)

@@ -94,7 +94,12 @@ def _units(text: str) -> int:
 
 
 def joined_pairs(text: str) -> str:
-    """Return a text with each surrogate pair as one character, as JSON returns it. Lone surrogates stay."""
+    """Return a text with each surrogate pair as one character, as JSON returns it. Lone surrogates stay.
+
+    The result is of class `str`: in a message or a URL, a member of an enumeration may be another text.
+    """
+    if type(text) is not str:
+        text = str.__str__(text)
     if text.isascii() or max(text) < "\ud800":
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
