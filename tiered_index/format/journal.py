@@ -137,6 +137,18 @@ def fit_record(topics: Iterable[tuple[int, str]]) -> bool:
     return sum(32 + 12 * len(name) for _, name in topics) <= _MAX_RECORD // 2
 
 
+def in_records(positions: dict[str, int]) -> list[dict[str, int]]:
+    """Return positions in parts, at least one, each of which fits a record beside topics that fit by `fit_record`."""
+    parts, size = [dict[str, int]()], 0
+    for source, position in positions.items():
+        size += 32 + 12 * len(source)
+        if size > _MAX_RECORD // 4 and parts[-1]:
+            parts.append({})
+            size = 32 + 12 * len(source)
+        parts[-1][source] = position
+    return parts
+
+
 def encode_seal() -> bytes:
     """Return the seal record: the file accepts no more entries."""
     return _record({"kind": "seal"})
@@ -238,7 +250,8 @@ def _apply(journal: Journal | None, document: Any, file: str, position: int) -> 
         if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):
             raise damage("a topic id has two names")
         journal.batches.append(batch)
-        journal.positions.update(positions)
+        for source, place in positions.items():
+            journal.positions[source] = max(place, journal.positions.get(source, place))
     elif kind == "seal":
         journal.sealed = True
     else:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tiered_index.clock import Clock, StepTimes
 from tiered_index.errors import DiskFull, TieredIndexError
-from tiered_index.format.journal import Journal, fit_record
+from tiered_index.format.journal import Journal, fit_record, in_records
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.service.answers.validation import Columns, TopicTable
@@ -130,7 +130,10 @@ class Appender:
     def _append(
         self, file: UnsealedFile, piece: Columns, names: list[tuple[int, str]], positions: dict[str, int]
     ) -> None:
-        file.append(piece, names, max_positions(self._carried, positions))
+        *before, carried = in_records(self._carried)
+        for part in before:
+            file.append({name: values[:0] for name, values in piece.items()}, [], part)
+        file.append(piece, names, max_positions(carried, positions))
         self._show(file)
         self._carried = {}
         while self._given_up:
