@@ -17,6 +17,7 @@ from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.threads import Worker
 from tiered_index.service.writing import flusher
+from tiered_index.service.writing.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -119,6 +120,35 @@ def test_the_names_of_many_topics_take_several_journal_records(open_index, monke
     assert [[item.offset for item in index.query(topic, "k")] for topic in topics] == [[n] for n in range(200)]
     assert index.durable_position("s") == 199
     assert [handle.count for handle in index.files()] == [200]
+
+
+def test_the_positions_of_many_sources_take_several_journal_records(open_index, monkeypatch):
+    """Each file begins with the positions of all sources. One record for these stopped all flushes."""
+    monkeypatch.setattr(journal, "_MAX_RECORD", 4096)
+    index = open_index("root", items=100)
+    for number in range(200):
+        index.put("t", 0, "k", number, 1, T, source=f"{number:03d}".ljust(30, "s"), source_position=number)
+        if number % 20 == 19:
+            index.flush()
+    index.abandon()
+    index = open_index("root", items=100)
+    assert len(index.query("t", "k", max_count=1000)) == 200
+    assert sorted(index.durable_positions().values()) == list(range(200))
+
+
+def test_other_threads_see_a_chunk_only_after_its_space_is_free(index, monkeypatch):
+    """An array over its rows, of a lookup that merges chunks, made the put or the flush fail with a `BufferError`."""
+    trim, seen = OpenChunk.trim, []
+
+    def trimmed(chunk):
+        seen.append([one.content is chunk for one in index._buffer._ready])
+        trim(chunk)
+
+    monkeypatch.setattr(OpenChunk, "trim", trimmed)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T)
+        assert len(index.query("t", "k")) == offset + 1
+    assert len(seen) == 3 and not any(map(any, seen))
 
 
 def test_a_file_is_sealed_by_age_and_not_before(open_index, clock):
@@ -237,7 +267,8 @@ def test_the_logs_positions_never_run_ahead_of_main_entries(index, times):
     assert index.log_state.positions == {"s": len(times)}
 
 
-def test_positions_never_decrease(index):
+def test_positions_never_decrease(open_index):
+    index = open_index("root")
     index.put("t", 0, "k", 1, 1, T, source="s", source_position=10)
     index.put("t", 0, "k", 2, 1, T, source="s", source_position=4)
     assert index.durable_position("s") is None
@@ -247,6 +278,11 @@ def test_positions_never_decrease(index):
     index.flush()
     assert index.durable_position("s") == 10
     assert index.durable_position("other") is None
+    index.abandon()
+    index = open_index("root")
+    assert index.durable_position("s") == 10
+    upload(index)
+    assert index.log_state.positions == {"s": 10}
 
 
 # The catalog

@@ -56,6 +56,8 @@ class RowCodec:
         self.dtype = np.dtype(columns)
         self.struct = struct.Struct("=" + "".join(struct_format(np.dtype(kind)) for _, kind in columns))
         assert self.struct.size == self.dtype.itemsize
+        # bytes of the caller's columns in a row
+        self.more_bytes = self.struct.size - struct.calcsize("=iiqiq")
 
 
 class PutRows:
@@ -304,7 +306,11 @@ class WriteBuffer:
         position: int | None = None,
         agree: Callable[[], None] | None = None,
     ) -> None:
-        """Add one message's entries. Raises `BackPressure`, or as `agree`, called last. An error adds nothing."""
+        """Add one message's entries. Raises `BackPressure`, or as `agree`, called last. An error adds nothing.
+
+        `size_bytes` does not include the caller's columns.
+        """
+        size_bytes += len(keys) * self._codec.more_bytes
         self._admit(len(keys), size_bytes)
         if agree is not None:
             agree()
@@ -404,8 +410,9 @@ class WriteBuffer:
         if chunk.rows.keys or chunk.positions:
             chunk.rows.close()
             count, size_bytes = len(chunk.rows.keys), chunk.rows.size_bytes
-            self._append(Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk), OpenChunk(self._codec, 0))
+            # before other threads see the chunk: their arrays over its rows would prevent it
             chunk.trim()
+            self._append(Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk), OpenChunk(self._codec, 0))
 
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
         """Add a closed chunk, and make `following` the open chunk."""
