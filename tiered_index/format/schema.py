@@ -105,6 +105,8 @@ class Schema:
                     f"schema {self.name}: column {c.name!r} needs a big-endian fixed-width type such as '>u4' or "
                     f"'S16', not {c.dtype!r}"
                 )
+            if dtype.kind == "f" and dtype.itemsize > 8:
+                raise ConfigError(f"schema {self.name}: column {c.name!r} has more than 8 bytes: declare it as '>f8'")
             if c.identity and dtype.kind not in "iu":
                 raise ConfigError(f"schema {self.name}: identity column {c.name!r} must be an integer, not {c.dtype!r}")
 

@@ -31,6 +31,7 @@ from tiered_index.errors import (
     TieredIndexError,
     without_frames,
 )
+from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
@@ -347,8 +348,8 @@ def open_parts(
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return the descriptor that an index must have: by `config`, else by `stored` (None: new), else by the preset.
 
-    Raises `ConfigError` for a column of a new index that has the name of a field of answers. It also raises it for a
-    fingerprint of another type than `>u4`.
+    Raises `ConfigError` for a column of a new index that has the name of a field of answers, and for entries that no
+    block can hold. It also raises it for a fingerprint of another type than `>u4`.
     """
     if stored is None:
         geometry = config.geometry()
@@ -358,6 +359,11 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
                 "rename the column"
             )
         _check_fingerprint(geometry.schema)
+        if (size := geometry.schema.item.itemsize) > BLOCK_BYTES:
+            raise ConfigError(
+                f"an entry of {geometry.schema.name} has {size:,} bytes, but a file's blocks have {BLOCK_BYTES:,}: "
+                "declare narrower columns"
+            )
         return IndexDescriptor("", geometry, config.offset_space)
     given = config.given
     layout = stored.layout

@@ -18,7 +18,8 @@ from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.cli.keys import _table
-from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
+from tiered_index.errors import BackPressure, ConfigError, InvalidArgument, SchemaMismatch
+from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.packed import _columns_of
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
@@ -144,7 +145,7 @@ def test_extended_schemas_never_carry_rocketmqs_magics(open_index):
 
 
 def test_schemas_that_can_not_be(open_index):
-    for dtype in ("O", "U4", "i4,i4", "S0", "?", ">c16", "nonsense"):
+    for dtype in ("O", "U4", "i4,i4", "S0", "?", ">c16", ">f16", "nonsense"):
         with pytest.raises((ConfigError, TypeError)):
 
             @dataclass(frozen=True, kw_only=True)
@@ -152,6 +153,37 @@ def test_schemas_that_can_not_be(open_index):
                 more: int = column(dtype)
 
             open_index(item_type=Bad)
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_an_entry_fits_a_block_of_a_file(open_index, spare):
+    """Compaction of a wider one failed for ever."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Wide(KeyedIndexItem):
+        blob: bytes = column(f"S{BLOCK_BYTES - Schema.of(KeyedIndexItem).item.itemsize - spare}")
+
+    if spare < 0:
+        with pytest.raises(ConfigError, match=r"an entry of Wide has 262,145 bytes"):
+            open_index(item_type=Wide)
+        return
+    index = open_index(item_type=Wide)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T, blob=b"b")
+    upload(index)
+    assert [item.offset for item in index.query("t", "k")] == [2, 1, 0]
+
+
+def test_the_buffers_bound_counts_the_columns_of_a_class(open_index):
+    @dataclass(frozen=True, kw_only=True)
+    class Wide(KeyedIndexItem):
+        blob: bytes = column("S1000")
+
+    index = open_index(item_type=Wide, buffer_max_bytes=20_000)
+    with pytest.raises(BackPressure):
+        for offset in range(100):
+            index.put("t", 0, "k", offset, 1, T, blob=b"b")
+    assert index.health()["buffered_entries"] < 20
 
 
 @pytest.mark.parametrize("dtype", [">u8", ">i4"])
