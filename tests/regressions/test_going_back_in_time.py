@@ -15,7 +15,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
 from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexConfig, IndexReader, IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService, erase
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
     InvalidArgument,
@@ -32,6 +32,7 @@ from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.repair import Repairs
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.service.log import kept
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
@@ -266,6 +267,35 @@ def test_recover_sends_files_that_a_restored_storage_lacks(
         index.run_lifecycle()
     assert life.found() == set(range(1, 81))
     assert not [path for path in life.root.iterdir() if path.name.startswith("aside")]
+
+
+@pytest.mark.parametrize("whole_bytes", [1, 1 << 20])
+def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(
+    life: Life, monkeypatch: pytest.MonkeyPatch, whole_bytes: int
+) -> None:
+    """Otherwise it would bring erased entries back, also those that only the root has."""
+    monkeypatch.setattr(kept, "_WHOLE_BYTES", whole_bytes)
+    # so many files that a later state of the log is stored as changes
+    for _ in range(20):
+        life.write(1, upload=True)
+    life.keep("storage")
+    with life.open(refresh_interval_s=0) as index:
+        for key in ("k", "other"):
+            index.put("t", 0, key, 100, 1, NOW_MS)
+        index.seal()
+        index.run_lifecycle()
+        uri, later_ms = f"file://{life.folder}/storage", NOW_MS + 10**6
+        assert erase(uri, "t", keys="k", before_ms=later_ms, yes=True, clock=life.clock).status == "hidden"
+        for _ in range(2):
+            index.run_lifecycle()
+        assert life.found(index) == set()
+    life.restore("storage")
+    assert len(life.found()) == 20
+    assert life.begin_anew().entries == 2
+    life.publish_all()
+    assert life.found() == life.reopened() == set()
+    with IndexReader.open(uri) as reader:
+        assert [item.offset for item in reader.query("t", "other")] == [100]
 
 
 def test_recover_of_a_root_from_a_backup_keeps_files_that_the_storage_lacks(life: Life) -> None:

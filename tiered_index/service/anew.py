@@ -5,7 +5,8 @@ root/*  ─set aside─> root/aside/  ─entries that the storage lacks, under n
 ```
 The root gets a new id and the storage's positions, so that sources send again the entries that the storage lacks. A
 file whose entries the storage has, by count and checksum, is not sent. Entries that a merge has taken may be sent
-twice: that is harmless, because entries of one identity are one answer.
+twice: that is harmless, because entries of one identity are one answer. Erasures that the storage lacks are recorded
+again before, if the root's copy of the log has them.
 
 If the run is interrupted, the next run continues it, and no writer opens the root before that. If a file can't be read,
 all files that were set aside are kept in `aside-NUMBER/`. One thread.
@@ -29,9 +30,12 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
 from tiered_index.format.names import COMPACTED, STATES, UPLOADED
+from tiered_index.retention import Expired
 from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.kept import LOG, WHOLE, KeptLog
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.export import Array, Export, ExportRange
@@ -45,7 +49,7 @@ from tiered_index.storage.disk import Disk
 _ALL = ExportRange(None, -(2**62), 2**62)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # moved with the root's files: the log position that it had seen, the log, and the list of its files
-_TOLD = ("seen", "log", "files")
+_TOLD = ("seen", LOG, WHOLE, LIST)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ def begin_anew(
     with IndexService(
         config, clock=clock, disk=disk, storage=storage, begins_anew=True, takes_over=takes_over
     ) as index:
+        known = KeptLog(aside).read()
+        if known is not None and known.genesis is not None and known.genesis.index_id == index.index_id:
+            # not the horizons: the storage may have been restored because of a wrong one, and a rule expires again
+            if stones := known.expired.tombstones:
+                take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
         done = _Sending(index, aside, clock).run()
         index.flush()
         left = root.path / f"{ASIDE}-{secrets.token_hex(4)}"

@@ -349,13 +349,13 @@ def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
     return log.append("the tombstones", None, make)
 
 
-def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
+def take_over(storage: Storage, expired: Expired, clock: Clock, *, checks: bool = True) -> LogState:
     """Record the expired and erased entries of another index, before this index gets its entries.
 
-    Raises the errors of the storage.
+    `checks` as in `StorageLog.open`. Raises the errors of the storage.
     """
     log = StorageLog(storage, clock)
-    log.open()
+    log.open(checks=checks)
     return _record(log, expired, {})
 
 
