@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tiered_index.errors import (
     TieredIndexError,
     WriterFenced,
 )
+from tiered_index.service import anew
 from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.repair import Repairs
@@ -310,6 +312,20 @@ def test_recover_of_a_root_from_a_backup_keeps_files_that_the_storage_lacks(life
         life.ingest(index, 400, upload=True)
         assert life.found(index) == set(range(1, 701))
     assert life.found() == set(range(1, 701))
+
+
+def test_files_that_recover_has_sent_are_deleted_also_after_a_crash(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.write(10, upload=False)
+    life.keep("root")
+    life.write(10, upload=True)
+    life.restore("root")
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(anew, "shutil", SimpleNamespace(rmtree=lambda *_, **__: 1 / 0))
+        life.begin_anew()
+    assert life.reopened() == set(range(1, 21))
+    assert not [path for path in life.root.iterdir() if path.name.startswith(("aside", "sent"))]
 
 
 def test_recover_keeps_unreadable_files(life: Life) -> None:

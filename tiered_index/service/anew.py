@@ -40,7 +40,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.export import Array, Export, ExportRange
 from tiered_index.service.reading.root_view import RootView, UnsealedView
-from tiered_index.service.root import ASIDE, Root, RootLock, disk_error
+from tiered_index.service.root import ASIDE, SENT, Root, RootLock, disk_error
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
@@ -99,7 +99,7 @@ def begin_anew(
                 take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
         done = _Sending(index, aside, clock).run()
         index.flush()
-        left = root.path / f"{ASIDE}-{secrets.token_hex(4)}"
+        left = root.path / f"{ASIDE if done.kept else SENT}-{secrets.token_hex(4)}"
         try:
             # this one rename completes the root
             disk.rename(aside.path, left)

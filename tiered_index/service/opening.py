@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import secrets
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import Logs, QueryEngine
-from tiered_index.service.root import ASIDE, CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.root import ASIDE, CACHE, SENT, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.service.threads import Worker, close_until_s
@@ -291,6 +292,8 @@ def open_parts(
         root.make_folders()
         lock = RootLock(root)
         undo.callback(lock.release)
+        for sent in root.path.glob(f"{SENT}-*"):
+            shutil.rmtree(sent, ignore_errors=True)
         if (root.path / ASIDE).exists() and not begins_anew:
             raise RootBehind(
                 str(root.path / ASIDE),

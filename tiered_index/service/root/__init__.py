@@ -53,6 +53,8 @@ CACHE = "cache"
 """Folder of the local cache of directories and filters; created when needed."""
 ASIDE = "aside"
 """Folder of the files that `recover` set aside, until their entries are put again."""
+SENT = "sent"
+"""Begin of the name of that folder afterwards. If `recover` is killed, the next writer deletes the folder."""
 FOLLOWERS = "followers"
 """Folder of the state of adapters that follow logs; created when needed."""
 
