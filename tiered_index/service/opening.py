@@ -42,7 +42,6 @@ from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
@@ -343,7 +342,8 @@ def open_parts(
             except (StorageError, DiskFull, CorruptFile) as error:
                 _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()
-            apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
+            # jobs may have removed files from the log since the recovery: the next round deletes their local copies
+            parts.lifecycle.show()
         undo.pop_all()
         return parts
 

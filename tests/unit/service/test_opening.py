@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tests.support.rounds import compact_only, upload
+from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import (
@@ -22,6 +23,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.service import index as index_module
+from tiered_index.service import opening
 from tiered_index.service import threads as threads_module
 from tiered_index.service.root import Root
 from tiered_index.storage.local.storage import LocalStorage
@@ -226,3 +228,31 @@ def test_a_file_that_may_not_be_read_stops_the_start_with_the_way_out(open_index
         else:
             with pytest.raises(CorruptFile, match=f"--lost {path.stem}"):
                 index.query("t", "k")
+
+
+def test_local_copies_of_files_that_are_merged_during_the_opening_are_deleted(
+    open_index, faulty, storage, clock, tmp_path, monkeypatch
+):
+    """A waiting file makes the opening read the log once more, after the recovery of the other files."""
+    index = open_index("root", storage_backend=faulty)
+    for offset in range(3):
+        index.put("t", 0, "k", offset, 1, T - 36_000_000 + offset * 1000)
+        upload(index)
+    index.put("t", 0, "k", 3, 1, T)
+    compact_only(index, faulty)
+    index.close()
+    recover = opening.recover_root
+
+    def and_merge(*given):
+        recovered = recover(*given)
+        assert merge_all(storage, clock).sources == 3
+        return recovered
+
+    monkeypatch.setattr(opening, "recover_root", and_merge)
+    index = open_index("root", storage_backend=faulty)
+    index.run_lifecycle()
+    (kept,) = (tmp_path / "root" / "uploaded").iterdir()
+    assert sorted((handle.file_id, handle.place) for handle in index.files() if handle.place != "storage") == [
+        (kept.stem, "uploaded")
+    ]
+    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]

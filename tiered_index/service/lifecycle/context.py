@@ -157,7 +157,7 @@ class LifecycleContext:
     flusher: Flusher
     deletions: Deletions
     outcome_unknown: set[str]
-    _refresh_lock: threading.Lock = field(default_factory=threading.Lock)
+    _refresh_lock: threading.RLock = field(default_factory=threading.RLock)
     _files: LocalFiles = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,6 +177,11 @@ class LifecycleContext:
         """Read new log records, show their objects in the catalog, and return the log's state."""
         with self._refresh_lock:
             self.session.log.refresh()
+            return self.show()
+
+    def show(self) -> LogState:
+        """Show the objects of the known log records in the catalog, and return the log's state."""
+        with self._refresh_lock:
             # the handles first: their files were published before, so the later state knows them
             handles = self.catalog.all()
             state, keeps = self.session.log.state, self._keeps(handles)

@@ -95,7 +95,7 @@ class Lifecycle:
         self._staging = Staging(context)
         self._damaged = DamagedCopies(context, damaged, journals)
         self._publications: dict[str, Publication] = {}  # by file id: sent, and not known to be in the log
-        self.refresh = context.refresh
+        self.refresh, self.show = context.refresh, context.show
         self._failed: dict[str, TieredIndexError] = {}  # errors of this round
         self.errors: dict[str, TieredIndexError] = {}
         self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
