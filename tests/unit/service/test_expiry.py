@@ -23,6 +23,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import expire as run_expiry
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
+from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
@@ -286,6 +287,18 @@ def test_a_writer_reads_the_topics_of_objects_once(monkeypatch, merging):
         life.clock.advance(120)
         life.index.run_lifecycle()
     assert sorted(asked) == sorted(life.state.objects)
+
+
+def test_a_writer_renews_its_lease_while_it_reads_the_topics_of_objects(monkeypatch, merging):
+    renewed = []
+    life = merging(settings={"retention": Retention(topics={"debug-*": 2 * HOUR_S}), "refresh_interval_s": 0})
+    fill(life)
+    life.index.run_lifecycle()
+    life.clock.advance(40 * HOUR_S)
+    monkeypatch.setattr("tiered_index.service.lifecycle.lifecycle.sweep", lambda *_, **__: None)
+    monkeypatch.setattr(Lifecycle, "_renew", lambda _: renewed.append(1))
+    life.index.run_lifecycle()
+    assert len(renewed) >= len(life.state.objects) > 3
 
 
 def test_an_expired_local_file_is_removed_with_the_next_record_and_its_positions_stay(merging):

@@ -193,13 +193,18 @@ class KnownStats:
         self._cold = cold
         self._known: dict[str, NamedStats] = {}
 
-    def of(self, rule: Retention, state: LogState, now_ms: int) -> Stats:
-        """Return the stats that decide which objects `rule` removes. Raises the errors of the storage."""
+    def of(
+        self, rule: Retention, state: LogState, now_ms: int, beat: Callable[[], object] = lambda: None
+    ) -> Stats:
+        """Return the stats that decide which objects `rule` removes. Raises the errors of the storage.
+
+        `beat` is called again and again meanwhile.
+        """
         # by ages alone first, so that objects that ages remove do not count for `max_bytes`
         plan = plan_expiry(replace(rule, max_bytes=None), state, now_ms)
         mixed = [stored for stored in plan.mixed if stored.second_max * 1000 < plan.expired.latest_ms]
         fresh = [stored for stored in mixed if stored.name not in self._known]
-        looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold)}
+        looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold, beat)}
         # an object that can't be read is read again next time
         self._known = {one.name: looked_up[one.name] for one in mixed if one.name in looked_up}
         return self._known
@@ -252,14 +257,14 @@ def _unmatched(rule: Retention, topics: frozenset[str]) -> tuple[str, ...]:
     return tuple(p for p in rule.topics if p not in topics and not any(fnmatchcase(topic, p) for topic in topics))
 
 
-def _stats(plan: ExpiryPlan, cold: ColdPath) -> Stats:
+def _stats(plan: ExpiryPlan, cold: ColdPath, beat: Callable[[], object] = lambda: None) -> Stats:
     """Return the stats of mixed objects if the rule has topics: one request each. Unreadable objects are left out."""
     if not any(horizon.topics for horizon in plan.expired.horizons):
         return {}
-    return _looked_up(plan.mixed, cold)
+    return _looked_up(plan.mixed, cold, beat)
 
 
-def _looked_up(objects: Sequence[StoredObject], cold: ColdPath) -> Stats:
+def _looked_up(objects: Sequence[StoredObject], cold: ColdPath, beat: Callable[[], object] = lambda: None) -> Stats:
     """Return the topic stats of the objects that can be read: a request each."""
 
     def read(stored: StoredObject) -> NamedStats:
@@ -270,8 +275,13 @@ def _looked_up(objects: Sequence[StoredObject], cold: ColdPath) -> Stats:
             return stats if all(one is None or one.topic_id in named for _, one in stats) else []
         return []
 
+    found: dict[str, NamedStats] = {}
     with ThreadPoolExecutor(_READERS) as pool:
-        return {one.name: stats for one, stats in zip(objects, pool.map(read, objects), strict=True) if stats}
+        for one, stats in zip(objects, pool.map(read, objects), strict=True):
+            beat()
+            if stats:
+                found[one.name] = stats
+    return found
 
 
 def expire_index(

@@ -304,7 +304,8 @@ class Lifecycle:
         now_s = context.clock.monotonic_s()
         is_due = rule.any and now_s >= self._expire_s
         if is_due:
-            stats = self._topic_stats.of(rule, session.log.state, context.clock.now_ms())
+            # a new root reads the topics of all old objects, which takes longer than the lease lives if there are many
+            stats = self._topic_stats.of(rule, session.log.state, context.clock.now_ms(), self._renew)
             record_expiry(session.log, rule, context.clock, session.epoch, stats)
             context.refresh()
         if session.expired is not self._expired:
