@@ -323,7 +323,7 @@ def open_parts(
         if state is not None:
             before_deletions()
         files = FileList(root)
-        recovered = recover_root(root, cold, state, layout, files)
+        recovered = recover_root(root, cold, state, layout, files, _renewal(session))
         undo.callback(recovered.let_go)
         parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered, files)
 
@@ -429,6 +429,24 @@ def _join(
         _log.warning("starting without the storage; files stay local until it answers: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state
+
+
+def _renewal(session: StorageSession) -> Callable[[], None]:
+    """Return a function that renews the lease if it is due. After an error that is left to the life cycle."""
+    is_over = False
+
+    def renew() -> None:
+        nonlocal is_over
+        if not is_over and session.is_renewal_due:
+            try:
+                # never in a folder that is not mounted, or in the storage of another index
+                session.log.check_end()
+                session.renew()
+            except TieredIndexError as error:
+                _log.warning("the lease was not renewed; the life cycle tries again: %s", error)
+                is_over = True
+
+    return renew
 
 
 def _release(session: StorageSession) -> None:

@@ -18,6 +18,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
+from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.context import sealed_form
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.lifecycle.publication import Publication, Upload, send_object, stored_file
@@ -597,6 +598,29 @@ def test_work_on_local_files_that_takes_longer_than_the_lease_renews_it(open_ind
     monkeypatch.setattr(f"tiered_index.service.lifecycle.lifecycle.{step}", slow_step)
     index.run_lifecycle()
     assert len(states) > 2 and set(states) == {"alive"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, faulty, storage, clock, monkeypatch, fails):
+    states = []
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    for number in range(4):
+        index.put("t", 0, "k", number, 1, T + 1000 * number)
+        index.seal()
+    index.abandon()
+    recover = UnsealedFile.recover
+
+    def slow(*given):
+        clock.advance(25)
+        states.append(writer_of(storage).state)
+        if fails:
+            faulty.fail("put", name_prefix="lease/")
+        return recover(*given)
+
+    monkeypatch.setattr(UnsealedFile, "recover", slow)
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    assert states == ["alive"] * (2 if fails else 4) + ["gone"] * (2 if fails else 0)
+    assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
 
 
 def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,12 +87,20 @@ class Recovered:
             handle.let_go()
 
 
-def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout, files: FileList) -> Recovered:
+def recover_root(
+    root: Root,
+    cold: ColdPath,
+    state: LogState | None,
+    layout: Layout,
+    files: FileList,
+    beat: Callable[[], object] = lambda: None,
+) -> Recovered:
     """Recover a root and return its files. `state` is that of the log; None: unknown.
 
-    Files of another layout count as damaged, and so do files that `files` lists but no folder has.
+    Files of another layout count as damaged, and so do files that `files` lists but no folder has. `beat` is called
+    before each file.
     """
-    recovery = _Recovery(root, cold, state, Recovered(Deletions(root.disk)))
+    recovery = _Recovery(root, cold, state, Recovered(Deletions(root.disk)), beat)
     with contextlib.ExitStack() as undo:
         undo.callback(recovery.found.let_go)
         recovery.run(layout, files)
@@ -130,8 +138,10 @@ def _way_out() -> Iterator[None]:
 class _Recovery:
     """One recovery. `_ids` has the ids of the files in each folder, without dropped files."""
 
-    def __init__(self, root: Root, cold: ColdPath, state: LogState | None, found: Recovered) -> None:
-        self._root, self._cold, self._state, self.found = root, cold, state, found
+    def __init__(
+        self, root: Root, cold: ColdPath, state: LogState | None, found: Recovered, beat: Callable[[], object]
+    ) -> None:
+        self._root, self._cold, self._state, self.found, self._beat = root, cold, state, found, beat
         self._ids: dict[str, set[str]] = {}
         self._journals: dict[str, _ReadJournal] = {}
 
@@ -204,6 +214,7 @@ class _Recovery:
     def _recover_uploaded(self) -> None:
         found, state = self.found, self._state
         for file_id in sorted(self._ids[UPLOADED]):
+            self._beat()
             path, stored = self._root.index_path(UPLOADED, file_id), self._stored(file_id)
             if state is not None and stored is None:
                 # merged or expired since: dropped, unless it has a source position beyond the log's
@@ -229,6 +240,7 @@ class _Recovery:
         """Open the compacted files. The life cycle moves those that the log has."""
         found = self.found
         for file_id in sorted(self._ids[COMPACTED]):
+            self._beat()
             path, stored = self._root.index_path(COMPACTED, file_id), self._stored(file_id)
             if file_id in self._ids[UPLOADED]:
                 found.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
@@ -274,6 +286,7 @@ class _Recovery:
             root.disk.sync_folder(root.folder(COMPACTED))
             root.disk.sync_folder(root.folder(UPLOADED))
         for file_id, (data, journal, unread) in self._journals.items():
+            self._beat()
             path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
             alone = state is not None and file_id not in local and self._has_newer_journal(file_id, state)
             if file_id in later and not alone:
