@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
-import pyarrow as pa
+import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.retention import Expired
-from tiered_index.service.answers.validation import distinct_topics
+from tiered_index.service.answers.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.service.index import IndexService
 
 __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
@@ -205,6 +205,7 @@ class PatientPut:
     def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
         """Put one batch; return its number of entries. Raises `BackPressure`, `Stopped`, `InvalidArgument`."""
         waiting_since: float | None = None
+        columns = as_mapping(columns)  # a stream can be read only once
         while True:
             try:
                 put = self.index.put_batch(columns, source, source_position)
@@ -218,35 +219,48 @@ class PatientPut:
                 if not self.flush():
                     self.stop.wait(_PUT_PAUSE_S)
         if put:
-            self.expired += self._count_expired(columns)
+            seconds = numbers_of("timestamp_ms", columns["timestamp_ms"]) // 1000
+            self.expired += self._count_expired(seconds, columns["topic"])
             if len(self.quarantined) < FIRST:
-                self._note_quarantined(columns)
+                self._note_quarantined(seconds, columns)
         self._unflushed += put
         if self._unflushed >= _FLUSH_ENTRIES:
             self.flush()
         return put
 
-    def _count_expired(self, columns: Any) -> int:
+    def finish(self) -> None:
+        """Flush the index, and wait as for a put while its disk is full. Raises `BackPressure`."""
+        until_s = time.monotonic() + self.patience_s
+        while not self.flush():
+            if self.stop.is_set() or time.monotonic() > until_s:
+                self.index.flush()
+                break
+            self.stop.wait(_PUT_PAUSE_S)
+
+    def _count_expired(self, seconds: npt.NDArray[np.int64], of_topics: Any) -> int:
         expired, rule = self.index.expired, self.index.config.retention
         if rule.any:
             # the index's next round records it
             expired = expired.joined(Expired((rule.horizon(time.time_ns() // 10**6),)))
         if not expired.latest_ms:
             return 0
-        times_ms = np.asarray(columns["timestamp_ms"]) // 1000 * 1000
+        times_ms = seconds * 1000
         if int(times_ms.min()) >= expired.latest_ms:
             return 0
-        numbers, topics = distinct_topics(columns["topic"])
+        numbers, topics = distinct_topics(of_topics)
         before_ms = np.array([expired.before_ms(topic) for topic in topics])
         return int(np.count_nonzero(times_ms < before_ms[numbers]))
 
-    def _note_quarantined(self, columns: Any) -> None:
+    def _note_quarantined(self, seconds: npt.NDArray[np.int64], columns: Mapping[str, Any]) -> None:
         now_s, settings = time.time(), self.index.config
-        seconds = np.asarray(columns["timestamp_ms"]) // 1000
         wrong = (seconds < now_s - settings.max_late_s) | (seconds > now_s + settings.max_early_s)
+        if not wrong.any():
+            return
+        number, topics = distinct_topics(columns["topic"])
+        numbers = {name: numbers_of(name, columns[name]) for name in ("queue_id", "offset")}
         for place in np.flatnonzero(wrong).tolist():
-            values = {name: columns[name][place] for name in ("topic", "queue_id", "offset")}
-            message = {n: value.as_py() if isinstance(value, pa.Scalar) else value for n, value in values.items()}
+            message: dict[str, Any] = {"topic": topics[number[place]]}
+            message |= {name: int(values[place]) for name, values in numbers.items()}
             message["timestamp_ms"] = int(seconds[place]) * 1000
             if message not in self.quarantined:  # a message has an entry for each key
                 self.quarantined.append(message)
@@ -428,7 +442,9 @@ class Follower:
         if time.monotonic() - self._checked_s >= _STATUS_INTERVAL_S:
             self._checked_s = time.monotonic()
             # an empty put, so that a fenced writer fails here even while there are no messages
-            self.index.put_batch({name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")})
+            names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+            own = (column.name for column in self.index.schema.caller_columns)
+            self.index.put_batch({name: [] for name in (*names, *own)})
             self.status(self)
 
     def finish_archiving(self) -> None:

@@ -120,7 +120,7 @@ def ingest_followed(
         follower = stack.enter_context(opened(session, putting.index, stop=ending.event, **options))
         source, resumed_from = follower.source, follower.position
         title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
-        with putting.progress(title, total) as progress:
+        with putting.progress(title, total, ending.event) as progress:
             follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
             # without --follow a signal ends the command at once: it can simply be run again
             with ending if follow else contextlib.nullcontext():

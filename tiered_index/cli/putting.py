@@ -6,6 +6,7 @@ Flushes all entries, also after an error. With --wait it uploads everything. One
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -89,13 +90,16 @@ class Putting:
         with IndexService.open(config) as index:
             yield cls(session, index, given, started_s)
 
-    def patient(self) -> PatientPut:
+    def patient(self, *stop: threading.Event) -> PatientPut:
         """Return a `put` that waits while the disk is full or the storage does not answer."""
-        return PatientPut(self.index, self.given.patience)
+        return PatientPut(self.index, self.given.patience, *stop)
 
     @contextlib.contextmanager
-    def progress(self, title: str, total: int | None) -> Iterator[Progress]:
-        """Show progress in the block, and flush the entries at its end, also after an error, which is raised."""
+    def progress(self, title: str, total: int | None, *stop: threading.Event) -> Iterator[Progress]:
+        """Show progress in the block, and flush the entries at its end, also after an error, which is raised.
+
+        Without an error it waits while the disk is full, until `stop` is set.
+        """
         with self.session.progress(title, total) as progress:
             try:
                 yield progress
@@ -103,7 +107,7 @@ class Putting:
                 with contextlib.suppress(TieredIndexError):
                     self.index.flush()
                 raise
-            self.index.flush()
+            self.patient(*stop).finish()
 
     @property
     def elapsed_s(self) -> float:

@@ -281,8 +281,8 @@ class IndexService(Lookups[ItemT]):
         milliseconds, or a timestamp of Arrow, NumPy or Python (UTC if it has no zone). In place of key the batch may
         have key_hash, and fingerprint if the schema has it, as `export` gives them.
 
-        `source_position` becomes durable with the whole batch. The call is accepted whole or refused whole. Errors and
-        threads: see `put`.
+        `source_position` becomes durable with the whole batch. The call is accepted whole or refused whole. After an
+        error an Arrow stream is used up: give a new one. Errors and threads: see `put`.
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)

@@ -224,6 +224,15 @@ def test_a_full_disk_bound_is_code_7_and_loses_nothing(ingest, made):
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
 
 
+def test_the_last_flush_waits_for_uploads_too(ingest, made):
+    """All entries fit the write buffer, so no put waits for the disk."""
+    write_source(made.source, 0, 3000)
+    environment = {"TIERED_INDEX_DISK_MAX_BYTES": "60000", "TIERED_INDEX_LIFECYCLE_INTERVAL_S": "0.1"}
+    outcome = ingest("--json", environment=environment)
+    assert outcome.code == 0, outcome
+    assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 3000)
+
+
 def holds_lock(root, pid):
     try:
         return f'"pid": {pid},' in (root / "lock").read_text()

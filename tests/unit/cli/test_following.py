@@ -6,12 +6,18 @@ import json
 import os
 import signal
 import threading
+import time
+from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from tests.rocketmq.followed import NOW_MS, Followed
 from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
+from tiered_index import IndexService, KeyedIndexItem, column
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
@@ -215,6 +221,80 @@ def test_a_full_disk_also_delays_the_log_fingerprints(followed, monkeypatch):
     impatient = follower_of(followed, patience_s=0, disk=disk)
     with pytest.raises(DiskFull):
         impatient.run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot(KeyedIndexItem):
+    region: int = column(">u2")
+
+
+class Rows:
+    """A source with one batch, and then as many empty rounds as somebody waits for."""
+
+    place, unit, offsets = "rows", "messages", "offsets"
+
+    def __init__(self, columns):
+        self.columns = columns
+
+    def positions(self):
+        return {}
+
+    def batches(self):
+        if self.columns is not None:
+            yield Batch(source="rows", position=1, columns=self.columns, messages=1)
+            self.columns = None
+
+    def lag(self):
+        return Lag(1, 0, None)
+
+    def close(self):
+        pass
+
+
+def row(timestamp_ms, **more):
+    return {"topic": ["orders"], "queue_id": [0], "key": ["k1"], "offset": [1], "size": [1]} | {
+        "timestamp_ms": timestamp_ms,
+        **more,
+    }
+
+
+def test_an_index_with_columns_of_its_own_can_be_followed(tmp_path, monkeypatch):
+    with IndexService.open(root=tmp_path, storage="memory://spots", item_type=Spot, background=False) as index:
+        follower = Follower(index, Rows(row([NOW_MS], region=[3])))
+        monkeypatch.setattr(follower.stop, "wait", lambda _: follower.stop.set())
+        follower.run()
+        assert [item.region for item in index.query("orders", "k1")] == [3]
+
+
+@pytest.mark.parametrize("days", [0, 3], ids=["now", "quarantine"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda times: row(times.tolist()),
+        lambda times: row(times.astype("datetime64[ms]")),
+        lambda times: pa.table(row(pa.array(times, pa.timestamp("ms", "UTC")))),
+        lambda times: pd.DataFrame(row(times), index=[7]),
+        lambda times: pa.table(row(times)).to_reader(),
+    ],
+    ids=["list", "numpy", "arrow", "pandas", "stream"],
+)
+def test_a_follower_takes_the_batches_that_an_index_takes(made, days, tmp_path):
+    time_ms = time.time_ns() // 10**9 * 1000 + days * 86_400_000
+    with IndexService.open(root=tmp_path, storage="memory://kinds", background=False) as index:
+        follower = Follower(index, Rows(made(np.array([time_ms]))), follow=False)
+        follower.run()
+        assert [item.timestamp_ms for item in index.query("orders", "k1")] == [time_ms]
+    late = {"topic": "orders", "queue_id": 0, "offset": 1, "timestamp_ms": time_ms}
+    assert json.loads(json.dumps(follower.put.quarantined)) == [late] * (days > 0)
+
+
+def test_a_stream_that_is_refused_at_first_is_put_whole(tmp_path):
+    with IndexService.open(root=tmp_path, storage="memory://stream", background=False, buffer_max_entries=1) as index:
+        index.put("orders", 0, "k1", 2, 1, NOW_MS)
+        follower = Follower(index, Rows(pa.table(row([NOW_MS])).to_reader()), follow=False)
+        follower.run()
+        assert follower.entries == 1
+        assert sorted(item.offset for item in index.query("orders", "k1")) == [1, 2]
 
 
 def test_a_fenced_writer_notices_even_without_messages(followed, monkeypatch):

@@ -243,7 +243,7 @@ def batch_columns(
     timestamp. In place of `key` there may be `key_hash` and, for a keyed schema, `fingerprint`. Raises
     `InvalidArgument` naming the column and the first bad row.
     """
-    given = _as_mapping(batch)
+    given = as_mapping(batch)
     hashed = "key" not in given and "key_hash" in given
     key_names = [name for name in ("key_hash", "fingerprint") if schema.keyed or name == "key_hash"]
     names = ["topic", *(key_names if hashed else ["key"]), *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
@@ -254,10 +254,10 @@ def batch_columns(
     keys = None if hashed else _text("key", given["key"])
     topic_index, distinct = distinct_topics(given["topic"])
     count = len(topic_index) if keys is None else len(keys)
-    columns: Columns = {name: _number(name, given[name]) for name in key_names} if hashed else {}
+    columns: Columns = {name: numbers_of(name, given[name]) for name in key_names} if hashed else {}
     given_ids: list[tuple[int, str]] = []
     for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
-        columns[name] = _number(name, given[name])
+        columns[name] = numbers_of(name, given[name])
     for c in schema.caller_columns:
         if c.name in given:
             columns[c.name] = _extra_column(c, given[c.name])
@@ -301,7 +301,8 @@ def _key_units(keys: Any) -> CodeUnits:
 _PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__")
 
 
-def _as_mapping(batch: Any) -> dict[str, Any]:
+def as_mapping(batch: Any) -> dict[str, Any]:
+    """Return the columns of a batch of `put_batch`; a stream is read. Raises `InvalidArgument`."""
     if not isinstance(batch, pa.RecordBatch | pa.Table) and hasattr(batch, "__arrow_c_stream__"):
         try:
             table = pa.RecordBatchReader.from_stream(batch).read_all()
@@ -404,7 +405,8 @@ def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     return index, list(places)
 
 
-def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
+def numbers_of(name: str, values: Any) -> npt.NDArray[np.int64]:
+    """Return a copy of a column of numbers, or of times as epoch milliseconds. Raises `InvalidArgument`."""
     if name == "timestamp_ms":
         values = _times(values)
     numbers = _integers(name, values)
