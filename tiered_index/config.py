@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's tests, which are not settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
-# Variables that Kubernetes sets in each pod for a Service whose name begins with tiered-index
+# Variables that Kubernetes sets in each pod for a Service whose name begins with tiered-index. A topic may be SEA_PORT.
 _SERVICE_LINK = re.compile(
-    r"TIERED_INDEX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+    r"TIERED_INDEX_(?!(?i:RETENTION)__)(\w+_)?"
+    r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 OffsetSpace = Literal["commitlog", "tiered_queue", "custom"]
 _YEAR_S = 365.25 * 86400
@@ -386,7 +387,8 @@ def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[list[str], Any
                 value = json.loads(value)
             if is_table and not isinstance(value, dict):
                 raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
-        yield path, value
+        # a table replaces only the settings that it has
+        yield from (([*path, inner], one) for inner, one in value.items()) if is_table else [(path, value)]
 
 
 def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

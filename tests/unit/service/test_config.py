@@ -237,6 +237,22 @@ def test_variables_that_kubernetes_makes_of_services_are_passed_over(monkeypatch
         monkeypatch.delenv(near)
 
 
+@pytest.mark.parametrize("table", ["RETENTION__TOPICS", "retention__topics"])
+@pytest.mark.parametrize("topic", ["SEA_PORT", "A_SERVICE_HOST", "PORT", "B_SERVICE_PORT_X"])
+def test_a_topic_may_have_the_name_of_such_a_variable(table, topic, monkeypatch):
+    monkeypatch.setenv(f"TIERED_INDEX_{table}__{topic}", "36500d")
+    assert IndexConfig.load().retention.topics == {topic: 36500 * 86400}
+
+
+def test_a_table_of_the_environment_keeps_other_settings_of_the_file(toml, monkeypatch):
+    file = toml('[retention]\nage_s = "7d"\ntopics = {audit = "36500d"}\n[s3]\nregion = "file"\nmax_attempts = 9')
+    monkeypatch.setenv("TIERED_INDEX_RETENTION", '{"age_s": "30d"}')
+    monkeypatch.setenv("TIERED_INDEX_S3", '{"region": "environment"}')
+    config = IndexConfig.load(file)
+    assert (config.retention.age_s, config.retention.topics) == (30 * 86400, {"audit": 36500 * 86400})
+    assert (config.s3.region, config.s3.max_attempts) == ("environment", 9)
+
+
 def test_the_environment_is_ignored_if_the_caller_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("TIERED_INDEX_SLUTS", "1")
     monkeypatch.setenv("TIERED_INDEX_SLOTS", "99")
