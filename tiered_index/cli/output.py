@@ -330,13 +330,14 @@ def _log(level: int, text: str, **fields: Any) -> None:
     _NOTES.handle(_NOTES.makeRecord(_NOTES.name, level, "", 0, text, (), None, extra={"fields": fields}))
 
 
-def tell(text: str) -> None:
-    """Write to stderr; ignore errors."""
+def tell(text: str, stream: TextIO | None = None) -> None:
+    """Write to `stream` (default: stderr); ignore errors."""
+    stream = sys.stderr if stream is None else stream
     try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        stream.write(text)
+        stream.flush()
     except OSError:
-        discard(sys.stderr)
+        discard(stream)
 
 
 @contextlib.contextmanager

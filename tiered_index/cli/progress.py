@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.cli.output import printable
+from tiered_index.cli.output import printable, tell
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -69,8 +69,7 @@ class Progress:
         if now - self._printed_s >= _LINE_INTERVAL_S:
             self._printed_s = now
             share = f"{100 * done / self._total:.0f} %" if self._total else f"{done:,}"
-            self._stream.write(f"{self._title}: {share}{', ' + detail if detail else ''}\n")
-            self._stream.flush()
+            tell(f"{self._title}: {share}{', ' + detail if detail else ''}\n", self._stream)
 
     def counting(self, unit: str) -> Callable[[int], None]:
         """Return a function that adds to the number of done steps, from any thread, and shows it."""

@@ -153,6 +153,13 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
     assert quiet.getvalue() == ""
 
 
+def test_progress_goes_on_if_its_stream_is_full(monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0.0)
+    with open("/dev/full", "w") as full, Progress("ingesting", 2, quiet=False, stream=full) as shown:
+        shown.update(1)
+        shown.update(2)
+
+
 def test_a_message_names_a_flag_once() -> None:
     out = Output(as_json=False)
     out.flags = {"allow_partial": "--allow-partial", "max_bytes": "--max-bytes"}
