@@ -11,7 +11,7 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.sources.columns import FIELDS, Message, columns_of, own_value
 from tiered_index.sources.files import Source, open_source, source_name
-from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields
+from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record
 from tiered_index.sources.places import local_path, opened_place
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
@@ -154,32 +154,42 @@ class Intake:
             message["where"] = f"{self.source.unit} up to {batch.end:,}"
 
     def _take_slowly(self, batch: Batch) -> None:
-        run: list[Message] = []
+        run: list[tuple[Record, Message]] = []
         for record in batch.records():
             if record.message is None:
                 if not self.skip_bad:
                     self._put_run(run, record.start)
-                    raise InvalidArgument(f"{self.source.place}, {record.where}: {record.problem}")
-                self.skipped += 1
-                self.skipped_reasons[record.reason] += 1
-                if len(self.skipped_first) < FIRST:
-                    self.skipped_first.append({"where": record.where, "problem": record.problem})
+                self._skip(record)
                 continue
             # all messages of a batch have a topic id, or none
-            if run and (run[0].topic_id is None) != (record.message.topic_id is None):
+            if run and (run[0][1].topic_id is None) != (record.message.topic_id is None):
                 self._put_run(run, record.start)
                 run = []
-            run.append(record.message)
+            run.append((record, record.message))
         self._put_run(run, batch.end)
 
-    def _put_run(self, run: list[Message], end: int) -> None:
+    def _skip(self, bad: Record) -> None:
+        """Count a bad message. Raises `InvalidArgument` without `skip_bad`."""
+        if not self.skip_bad:
+            raise InvalidArgument(f"{self.source.place}, {bad.where}: {bad.problem}")
+        self.skipped += 1
+        self.skipped_reasons[bad.reason] += 1
+        if len(self.skipped_first) < FIRST:
+            self.skipped_first.append({"where": bad.where, "problem": bad.problem})
+
+    def _put_run(self, run: list[tuple[Record, Message]], end: int) -> None:
         try:
-            self._put(columns_of(run, self.source.fields.own), end)
+            self._put(columns_of([message for _, message in run], self.source.fields.own), end)
+            self.messages += len(run)
         except InvalidArgument as error:
-            raise InvalidArgument(
-                f"{self.source.place}, {self.source.unit} {self.position} to {end}: {error}"
-            ) from error
-        self.messages += len(run)
+            if not run:
+                raise
+            if half := len(run) // 2:  # find the message whose topic id means another topic
+                self._put_run(run[:half], run[half][0].start)
+                self._put_run(run[half:], end)
+            else:
+                self._skip(replace(run[0][0], problem=str(error)))
+                self._put_run([], end)
 
     def _put(self, columns: Any, end: int) -> None:
         self.entries += self.patient(columns, self.name, end if self.name is not None else None)

@@ -91,6 +91,21 @@ def test_lines_with_and_without_topic_id_mix(make_index, write_lines, make_messa
     assert {i.offset for i in index.query("orders", "k1", max_count=100) if i.topic_id == 77} == {1, 3, 5, 7}
 
 
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_topic_id_of_another_topic_is_a_bad_message(make_index, write_lines, make_message, skip_bad):
+    index = make_index()
+    values = [make_message(i, topic="orders", keys=["k1"], topic_id=5) for i in range(6)]
+    path = write_lines([*values[:2], values[2] | {"topic": "other"}, *values[3:]])
+    intake = intake_of(index, path, skip_bad=skip_bad)
+    if skip_bad:
+        take_all(intake)
+        assert (intake.messages, intake.skipped, found(index)) == (5, 1, [0, 1, 3, 4, 5])
+    else:
+        with pytest.raises(InvalidArgument, match=r"messages\.ndjson, line 3: topic id 5 of 'other'"):
+            take_all(intake)
+        assert found(index) == [0, 1]
+
+
 def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_message, monkeypatch):
     monkeypatch.setattr("tiered_index.sources.files.BLOCK_BYTES", 2000)
     index = make_index(buffer_max_entries=20)
