@@ -266,7 +266,11 @@ class TextSource(ABC):
             if len(table) != lines:
                 return None, lines, 0
             if self._counts_rows:
-                table = table.append_column(ROW_NUMBER, pa.array(self._rows(np.array(numbers, np.int64))))
+                counted = pa.array(self._rows(np.array(numbers, np.int64)))
+                if ROW_NUMBER in table.column_names:  # members of NDJSON
+                    counted = pc.coalesce(table[ROW_NUMBER].cast(pa.int64()), counted)
+                    table = table.drop_columns([ROW_NUMBER])
+                table = table.append_column(ROW_NUMBER, counted)
             fields = self._fields_of(table)
             lists = fields["keys"] if "keys" in fields.column_names else pa.chunked_array([], pa.list_(pa.string()))
             empty = pc.sum(pc.equal(pc.list_value_length(lists), 0)).as_py() or 0
@@ -287,14 +291,13 @@ class NdjsonSource(TextSource):
         self._counts_rows = self.fields.counts_rows(())
         types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
         types |= {column.name: own_type(column) for column in self.fields.schema.caller_columns}
-        columns = {name: column for name, column in self.fields.names.items() if column != ROW_NUMBER}
         # A `key` is one key or a list, a time is a number or text. The last successful combination is tried first.
         self._options = [
             pj.ParseOptions(
                 explicit_schema=pa.schema(
                     {
                         column: {"key": key, "timestamp_ms": time, **types}.get(n, pa.int64())
-                        for n, column in columns.items()
+                        for n, column in self.fields.names.items()
                     }
                 ),
                 unexpected_field_behavior="ignore",
@@ -333,7 +336,9 @@ class NdjsonSource(TextSource):
         return line.rstrip().endswith(b"}")  # digits may still follow a number
 
     def _message(self, line: bytes, number: int) -> Message:
-        row = json_object(line) | ({ROW_NUMBER: number} if self._counts_rows else {})
+        row = json_object(line)
+        if self._counts_rows and row.get(ROW_NUMBER) is None:
+            row[ROW_NUMBER] = number
         return self.fields.checked(self.fields.of_row(row))
 
 

@@ -675,6 +675,13 @@ def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, mak
         assert (len(found) == 20) == (number == 0)
 
 
+def test_row_numbers_of_ndjson_that_a_member_states_are_used(write_lines, make_message):
+    values = [make_message(i, keys=["k"], **({} if i == 2 else {"rownumber": 700 + i})) for i in range(4)]
+    (batch,) = open_source(write_lines(values), Fields({"offset": "rownumber"})).batches(0)
+    assert batch.columns["offset"].to_pylist() == [700, 701, 2, 703]
+    assert rows(batch.columns) == slow_rows(batch)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Order(KeyedIndexItem):
     uuid: bytes = column("S16")
