@@ -25,8 +25,8 @@ from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.lookup import keys as key_files
 from tiered_index.spark.lookup.keys import check_out, header_of, read_files, read_keys, write_answers
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.sqlite.storage import SqliteStorage
 
 S3 = S3Options()
 ADDRESS_OF = partial(StorageAddress, options=S3)

@@ -90,12 +90,12 @@ class Putting:
         with IndexService.open(config) as index:
             yield cls(session, index, given, started_s)
 
-    def patient(self, *stop: threading.Event) -> PatientPut:
-        """Return a `put` that waits while the disk is full or the storage does not answer."""
-        return PatientPut(self.index, self.given.patience, *stop)
+    def patient(self, stop: threading.Event | None = None) -> PatientPut:
+        """Return a `put` that waits while the disk is full or the storage does not answer, until `stop` is set."""
+        return PatientPut(self.index, self.given.patience, threading.Event() if stop is None else stop)
 
     @contextlib.contextmanager
-    def progress(self, title: str, total: int | None, *stop: threading.Event) -> Iterator[Progress]:
+    def progress(self, title: str, total: int | None, stop: threading.Event | None = None) -> Iterator[Progress]:
         """Show progress in the block, and flush the entries at its end, also after an error, which is raised.
 
         Without an error it waits while the disk is full, until `stop` is set.
@@ -107,7 +107,7 @@ class Putting:
                 with contextlib.suppress(TieredIndexError):
                     self.index.flush()
                 raise
-            self.patient(*stop).finish()
+            self.patient(stop).finish()
 
     @property
     def elapsed_s(self) -> float:

@@ -138,7 +138,7 @@ def fit_record(topics: Iterable[tuple[int, str]]) -> bool:
 
 
 def in_records(positions: dict[str, int]) -> list[dict[str, int]]:
-    """Return positions in parts, at least one, each of which fits a record beside topics that fit by `fit_record`."""
+    """Return positions in one or more parts. Each part fits a record beside topics that fit by `fit_record`."""
     parts, size = [dict[str, int]()], 0
     for source, position in positions.items():
         size += 32 + 12 * len(source)

@@ -93,10 +93,10 @@ def begin_anew(
         config, clock=clock, disk=disk, storage=storage, begins_anew=True, takes_over=takes_over
     ) as index:
         known = KeptLog(aside).read()
-        if known is not None and known.genesis is not None and known.genesis.index_id == index.index_id:
+        is_own = known is not None and known.genesis is not None and known.genesis.index_id == index.index_id
+        if known is not None and is_own and (stones := known.expired.tombstones):
             # not the horizons: the storage may have been restored because of a wrong one, and a rule expires again
-            if stones := known.expired.tombstones:
-                take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
+            take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
         done = _Sending(index, aside, clock).run()
         index.flush()
         left = root.path / f"{ASIDE if done.kept else SENT}-{secrets.token_hex(4)}"

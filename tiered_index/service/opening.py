@@ -351,8 +351,8 @@ def open_parts(
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return the descriptor that an index must have: by `config`, else by `stored` (None: new), else by the preset.
 
-    Raises `ConfigError` for a column of a new index that has the name of a field of answers, and for entries that no
-    block can hold. It also raises it for a fingerprint of another type than `>u4`.
+    Raises `ConfigError` for a column of a new index that has the name of a field of answers. It also raises it for
+    entries that no block can hold, and for a fingerprint of another type than `>u4`.
     """
     if stored is None:
         geometry = config.geometry()

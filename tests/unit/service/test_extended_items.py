@@ -157,7 +157,7 @@ def test_schemas_that_can_not_be(open_index):
 
 @pytest.mark.parametrize("spare", [-1, 0])
 def test_an_entry_fits_a_block_of_a_file(open_index, spare):
-    """Compaction of a wider one failed for ever."""
+    """Compaction of a wider one failed at each round."""
 
     @dataclass(frozen=True, kw_only=True)
     class Wide(KeyedIndexItem):

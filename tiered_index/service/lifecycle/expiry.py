@@ -193,9 +193,7 @@ class KnownStats:
         self._cold = cold
         self._known: dict[str, NamedStats] = {}
 
-    def of(
-        self, rule: Retention, state: LogState, now_ms: int, beat: Callable[[], object] = lambda: None
-    ) -> Stats:
+    def of(self, rule: Retention, state: LogState, now_ms: int, beat: Callable[[], object] = lambda: None) -> Stats:
         """Return the stats that decide which objects `rule` removes. Raises the errors of the storage.
 
         `beat` is called again and again meanwhile.
