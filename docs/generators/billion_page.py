@@ -46,13 +46,13 @@ def cpu_s(step: dict[str, Any]) -> float:
 def steps_table(sizes: Sizes) -> str:
     """Return CPU seconds by step and size, and all figures of the largest size."""
     largest = max(sizes)
-    columns = ["step", *(f"{_size(size)}: CPU s" for size in sizes), "wall s", "M entries a CPU s"]
+    columns = ["step", *(f"{_size(size)}: CPU s" for size in sizes), "of it Java", "wall s", "M entries a CPU s"]
     columns += ["peak MiB: Java", "Spark's worker", "other Python", "GB read", "GB written", "temporary GB", "requests"]
     rows: list[list[Any]] = []
     for name in _named(*sizes.values()):
         row: list[Any] = [name, *(cpu_s(steps[name]) if name in steps else None for steps in sizes.values())]
         if (step := sizes[largest].get(name)) is not None:
-            row += [step["wall_s"], largest / cpu_s(step) / 1e6]
+            row += [step["java_cpu_s"] or None, step["wall_s"], largest / cpu_s(step) / 1e6]
             row += [step.get(f"{kind}_peak_mib") for kind in ("java", "worker", "python")]
             row += [step[f"{kind}_bytes"] / 1e9 for kind in ("read", "written", "temporary")]
             row.append(step.get("requests"))

@@ -117,9 +117,9 @@ def test_the_page_shows_each_step_and_what_single_lookups_took():
     sizes = {10**8: {"build": _step(80)}, 10**9: {**steps, "delete the merged tables": swept}}
     lines = billion_page.part(sizes).splitlines()
     assert [line for line in lines if line.startswith("| build |")] == [
-        "| build | 80 | 1,000 | 500 | 1 |  | 492 |  | 2 | 2 | 2 |  |"
+        "| build | 80 | 1,000 | 250 | 500 | 1 |  | 492 |  | 2 | 2 | 2 |  |"
     ]
-    assert "| merge to 30 days |  | 500 | 250 | 2 |  |  |  | 2 | 2 | 2 |  |" in lines
+    assert "| merge to 30 days |  | 500 | 125 | 250 | 2 |  |  |  | 2 | 2 | 2 |  |" in lines
     assert [line.split(" | ")[2:6] for line in lines if line.startswith("| 13 of 30 days |")] == [
         ["default", "4", "4", "10.5"],
         ["3 bytes an entry", "", "0.5", "10.5"],
