@@ -4,20 +4,23 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from functools import partial
 from types import SimpleNamespace
 from urllib.parse import urlencode
 
 import pyarrow as pa
 import pytest
+from starlette.responses import Response
 
 from tests.rocketmq.archived_store import index_log
 from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, index_in, serving
 from tests.support.batches import batch
+from tests.support.hanging import until
 from tests.support.store_writer import StoreWriter
 from tiered_index.client import IndexClient
-from tiered_index.server import listening
+from tiered_index.server import joined, listening
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, in_background
 from tiered_index.server.pacing import PACE, Pace, PacedResponse, document_of_rows
@@ -313,6 +316,47 @@ def test_a_document_that_is_read_too_slowly_ends_after_an_entry_and_continues_fr
     assert offsets == list(range(20_000))[::-1]
 
 
+@pytest.mark.parametrize(
+    ("how", "accept", "end", "times"),
+    [(b"all=true", b"application/x-ndjson", b'{"error":', 3), (b"max_count=2600", b"*/*", b'"status":"truncated"', 1)],
+    ids=["a stream", "a document"],
+)
+def test_a_slow_client_gets_the_end_of_each_answer_of_its_connection(many, monkeypatch, how, accept, end, times):
+    """As at 4 KB a second, in a sixtieth of the time."""
+    for name, value in (("_SENT_BYTES", 4096), ("_TAKE_S", 0.5), ("_LEAST_TAKEN_PER_S", 60 * (16 << 10))):
+        monkeypatch.setattr(listening, name, value)
+    with serving(many) as client, socket.socket() as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        asking.settimeout(PATIENCE_S)
+        asking.connect((client.base_url.host, client.base_url.port))
+        for _ in range(times):
+            asking.sendall(b"GET /v1/query?topic=orders&key=k&" + how + HOST + b"Accept: " + accept + b"\r\n\r\n")
+            got, began_s = b"", time.monotonic()
+            while not got.endswith(b"\r\n0\r\n\r\n"):
+                time.sleep(0.01)
+                taken = asking.recv(max(1, int(250_000 * (time.monotonic() - began_s)) - len(got)))
+                assert taken, "the service closed the connection"
+                got += taken
+            assert end in got
+
+
+@pytest.mark.parametrize("more", [b"Connection: close\r\n", b""], ids=["closed", "kept"])
+def test_a_client_that_does_not_read_the_rest_of_an_answer_is_disconnected(monkeypatch, more):
+    """Also if the rest is too short to pause the answer."""
+    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
+    monkeypatch.setattr(joined, "_REST_S", 0.0)
+    listener = HttpListener(Response(b"x" * 60_000), "127.0.0.1", 0)
+    listener._server.config.timeout_keep_alive = 0
+    with in_background(listener), socket.socket() as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        asking.settimeout(PATIENCE_S)
+        asking.connect(("127.0.0.1", listener.port))
+        asking.sendall(b"GET /" + HOST + more + b"\r\n")
+        # it begins to read
+        assert asking.recv(1)
+        until(lambda: not listener._server.server_state.connections)
+
+
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory):
     """An index of 40 messages of one key, each of 20 KiB, and their store."""
@@ -382,7 +426,6 @@ def test_a_document_ends_after_any_of_its_rows(taken, status):
         assert (got["status"], got["cursor"]) == (status, None)
     else:
         assert (got["status"], got["cursor"]) == ({"complete": "truncated"}.get(status, status), str(kept - 1))
-    assert not pace.is_stream
 
 
 def test_a_document_of_several_lists_that_is_taken_too_slowly_is_no_document(slow):

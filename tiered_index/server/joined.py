@@ -10,6 +10,8 @@ from typing import Any
 
 # A longer write is sent at once; heads are shorter
 _HELD_BYTES = 4096
+# Time in which a peer reads the rest of a closed connection
+_REST_S = 120.0
 
 
 class JoinedTransport:
@@ -41,9 +43,11 @@ class JoinedTransport:
             self._transport.write(held)
 
     def close(self) -> None:
-        """As `asyncio.Transport.close`: everything written is sent."""
+        """As `asyncio.Transport.close`: everything written is sent, unless the peer does not read it in two minutes."""
         self.send()
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._loop.call_later(_REST_S, self._transport.abort)
 
     def write_eof(self) -> None:
         """As `asyncio.Transport.write_eof`."""

@@ -204,8 +204,8 @@ class _Connection(HttpToolsProtocol):
 
     def eof_received(self) -> None:
         super().eof_received()
-        # the loop closes the connection now
-        self._joined.send()
+        # as the loop does now
+        self._joined.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
@@ -258,6 +258,10 @@ class _Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._more_times = _MORE_TIMES
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -263,8 +263,6 @@ class LookupHandlers(Handlers):
                 # the last line has no status, so that the stream can't be mistaken for a whole answer
                 problem = Problem.of(error, request.state.request_id, redaction).document
                 status = {"error": problem, "cursor": cursor}
-            finally:
-                pace.is_stream = False
             yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
 
         return StreamingResponse(body(), media_type=form)

@@ -26,7 +26,7 @@ _PIECE_BYTES = 256 << 10
 
 @dataclass
 class Pace:
-    """The pace of one connection: whether the client reads too slowly, and whether the answer can end early."""
+    """The pace of one connection: whether the client reads too slowly, and whether its last answer can end early."""
 
     is_slow: bool = False
     is_stream: bool = False
@@ -97,26 +97,23 @@ class PacedResponse(Response):
         pace.is_slow, pace.is_stream = False, can_end
         whole = bytes(self.body)
         at, end, last = 0, len(whole), b""
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-            while True:
-                if can_end and pace.is_slow and not last:
-                    end, last = self._early_end(at, state.get("request_id", ""))
-                until = self._until(whole, at, end)
-                goes_on = until < end or bool(last)
-                if at < until or not goes_on:
-                    piece = whole[at:until] if until == len(whole) else memoryview(whole)[at:until]
-                    await send({"type": "http.response.body", "body": piece, "more_body": goes_on})
-                at = until
-                if not goes_on:
-                    return
-                if at == end:
-                    await send({"type": "http.response.body", "body": last, "more_body": False})
-                    return
-                # let the event loop note a lost connection: each later piece would log a warning
-                await asyncio.sleep(0)
-        finally:
-            pace.is_stream = False
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        while True:
+            if can_end and pace.is_slow and not last:
+                end, last = self._early_end(at, state.get("request_id", ""))
+            until = self._until(whole, at, end)
+            goes_on = until < end or bool(last)
+            if at < until or not goes_on:
+                piece = whole[at:until] if until == len(whole) else memoryview(whole)[at:until]
+                await send({"type": "http.response.body", "body": piece, "more_body": goes_on})
+            at = until
+            if not goes_on:
+                return
+            if at == end:
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+                return
+            # let the event loop note a lost connection: each later piece would log a warning
+            await asyncio.sleep(0)
 
     def _until(self, whole: bytes, at: int, end: int) -> int:
         """Return the end of the piece that begins at `at`. NDJSON is cut between lines if a line fits."""
