@@ -21,13 +21,14 @@ from tests.support.core import compiled_core
 from tests.support.hanging import until
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.follow import FOLLOWED
 from tiered_index.server import gate, listening, wire
 from tiered_index.server import tokens as token_files
 from tiered_index.server.calls import Allowance, Caps
 from tiered_index.server.gate import Rate
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Audit
-from tiered_index.server.tokens import Tokens, add_token
+from tiered_index.server.tokens import Caller, Tokens, add_token
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.storage.base import Call
 from tiered_index.storage.context import active_context
@@ -134,6 +135,12 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
             plain = [client.get(f"/v1/{what}", headers=headers).json() for what in ("topics", "query?topic=pay&key=k")]
             for answer in (*plain, batch, json.loads(stream.text.splitlines()[-1])):
                 assert [one["positions"] for one in answer["freshness"]] == [seen]
+
+
+@pytest.mark.parametrize("prefix", FOLLOWED)
+def test_a_token_with_the_name_of_followed_sources_does_not_see_them(prefix):
+    name = prefix.removesuffix(":")
+    assert not Caller(name, "read", ("pay",)).sees_source(f"{name}:cluster/orders/0")
 
 
 def test_a_new_token_leaves_the_file_to_its_owner(tmp_path, monkeypatch):

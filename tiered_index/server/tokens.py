@@ -55,8 +55,11 @@ class Caller:
         return self.topics is None or topic.startswith(self.topics)
 
     def sees_source(self, source: str) -> bool:
-        """Return whether the caller may see a source of entries, whose name may have names of other topics."""
-        return self.topics is None or source.startswith(f"{self.name}:")
+        """Return whether the caller may see a source of entries, whose name may have names of other topics.
+
+        A token may have the name of a kind of followed sources.
+        """
+        return self.topics is None or (source.startswith(f"{self.name}:") and not source.startswith(FOLLOWED))
 
     def need_topic(self, topic: str) -> None:
         """Raise `Refused` if the caller may not see a topic."""
