@@ -17,7 +17,7 @@ from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.client import AsyncIndexClient, IndexClient
 from tiered_index.client import client as client_module
-from tiered_index.client.answers import NotThere, error_of, item_of
+from tiered_index.client.answers import NotThere, error_of, item_of, result_of, topics_of
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,
@@ -25,7 +25,9 @@ from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
     InvalidCursor,
+    ObjectArchived,
     PartialAnswer,
+    StorageBehind,
     StorageUnavailable,
 )
 from tiered_index.server.tokens import add_token
@@ -129,6 +131,8 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
         ("BudgetExceeded", 422, BudgetExceeded),
         ("PartialAnswer", 502, PartialAnswer),
         ("CorruptFile", 502, CorruptFile),
+        ("StorageBehind", 502, StorageBehind),
+        ("ObjectArchived", 502, ObjectArchived),
         ("BackPressure", 503, BackPressure),
         ("Refused", 429, StorageUnavailable),
         ("Unexpected", 500, StorageUnavailable),
@@ -139,6 +143,19 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
 def test_a_problem_is_the_error_with_the_remedy(name, status, kind):
     error = error_of({"error": name, "status": status, "detail": "why"})
     assert type(error) is kind and "why" in str(error)
+
+
+def test_a_client_ignores_the_members_of_a_later_service(client):
+    lost = {"file": "a", "begin_ms": 0, "end_ms": 1, "entries": 2, "source": None}
+    freshness = {"source": "a", "as_of_ms": None, "positions": {}}
+    for path, of, rows in (("query?topic=orders&key=order-4711", result_of, "items"), ("topics", topics_of, "topics")):
+        document = client.get(f"/v1/{path}").json() | {"lost": [dict(lost)], "freshness": [dict(freshness)]}
+        now = of(document)
+        parts = [*document["lost"], *document["freshness"], document["explain"]]
+        # further members of an entry are columns
+        for part in (*parts, *(document[rows] if rows == "topics" else ())):
+            part["later"] = 1
+        assert of(document | {"later": 1}) == now and len(now.lost) == len(now.freshness) == 1
 
 
 @contextlib.contextmanager

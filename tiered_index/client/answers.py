@@ -10,14 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index import errors
-from tiered_index.errors import (
-    ConfigError,
-    CorruptFile,
-    InvalidArgument,
-    PartialAnswer,
-    StorageUnavailable,
-    TieredIndexError,
-)
+from tiered_index.errors import ConfigError, InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.types import (
     Explain,
@@ -70,16 +63,18 @@ def item_of(document: dict[str, Any]) -> IndexItem:
     return _item_type(tuple(name for name in document if name not in _EVERY))(**document)
 
 
+def _known(kind: Any, document: Mapping[str, Any]) -> Any:
+    """Return the object of class `kind` that a document describes. Later services may send further members."""
+    return kind(**{one.name: document[one.name] for one in dataclasses.fields(kind) if one.name in document})
+
+
 def _explain(document: dict[str, Any]) -> Explain:
-    names = {one.name for one in dataclasses.fields(Explain)}
-    totals = {name: value for name, value in document.items() if name in names and name != "files"}
-    return Explain(**totals, files=reports_of(document.get("files", ())))
+    return _known(Explain, document | {"files": reports_of(document.get("files", ()))})  # type: ignore[no-any-return]
 
 
 def reports_of(documents: Sequence[dict[str, Any]]) -> tuple[FileReport, ...]:
     """Return the file reports that JSON documents describe."""
-    names = {one.name for one in dataclasses.fields(FileReport)}
-    return tuple(FileReport(**{name: one[name] for name in one if name in names}) for one in documents)
+    return tuple(_known(FileReport, one) for one in documents)
 
 
 def seen_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +84,9 @@ def seen_of(document: dict[str, Any]) -> dict[str, Any]:
         "failed": reports_of(document.get("failed", ())),
         "explain": _explain(document["explain"]),
         "seen": Provenance(
-            tuple(Freshness(**one) for one in document.get("freshness", ())),
+            tuple(_known(Freshness, one) for one in document.get("freshness", ())),
             tuple(document["unknown_topics"]),
-            tuple(LostFile(**one) for one in document.get("lost", ())),
+            tuple(_known(LostFile, one) for one in document.get("lost", ())),
             document["expired_before_ms"],
         ),
     }
@@ -133,7 +128,7 @@ def table_of_stream(data: bytes) -> tuple[pa.Table, dict[str, Any]]:
 
 def topics_of(document: dict[str, Any]) -> TopicsResult:
     """Return the answer to a list of topics."""
-    return TopicsResult(topics=tuple(TopicSummary(**one) for one in document["topics"]), **seen_of(document))
+    return TopicsResult(topics=tuple(_known(TopicSummary, one) for one in document["topics"]), **seen_of(document))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +179,7 @@ _PLAIN = frozenset(
         "InvalidArgument",
         "InvalidCursor",
         "LockHeld",
+        "ObjectArchived",
         "SchemaMismatch",
         "StorageMisconfigured",
         "StorageUnavailable",
@@ -203,8 +199,8 @@ def error_of(problem: Mapping[str, Any]) -> TieredIndexError:
         with contextlib.suppress(TypeError):
             return kind(message, failed=reports_of(problem.get("failed", ())))
         return kind(message)
-    if name in ("CorruptFile", "UnsupportedVersion"):
-        return CorruptFile("the index", message)
+    if name in ("CorruptFile", "UnsupportedVersion", "StorageBehind", "RootBehind"):
+        return getattr(errors, name)("the index", message)  # type: ignore[no-any-return]
     if status in (401, 403):
         return ConfigError(message)
     if status == 404:
