@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
-from tiered_index.errors import IndexClosed, InvalidArgument, InvalidCursor, TieredIndexError
+from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument, InvalidCursor, TieredIndexError
 from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
@@ -66,7 +66,7 @@ from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import NO_WAIT, UNBOUNDED, request_context
+from tiered_index.storage.context import NO_WAIT, UNBOUNDED, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.tracing import is_traced
@@ -635,7 +635,13 @@ class IndexService(Lookups[ItemT]):
         return found
 
     def _read_log(self, uri: str) -> LogState:
-        return self._log_reader.call(self._lifecycle.refresh)
+        if (left_s := remaining_s()) is None:
+            return self._log_reader.call(self._lifecycle.refresh)
+        read: list[LogState] = []
+        # half of the time, as in a reader
+        if not self._log_reader.finish(lambda: read.append(self._lifecycle.refresh()), max(0.0, left_s / 2)):
+            raise BudgetExceeded(f"timeout_s was reached while reading the log of {uri}")
+        return read[0]
 
     def _check_writable(self) -> None:
         self._check_open()

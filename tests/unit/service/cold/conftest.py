@@ -2,6 +2,7 @@
 
 import pytest
 
+from tiered_index.service import index as index_module
 from tiered_index.service import reader as reader_module
 from tiered_index.service.reading import views
 from tiered_index.storage.context import remaining_s
@@ -15,7 +16,7 @@ def impatient(monkeypatch):
         left_s = remaining_s()
         return None if left_s is None else min(left_s, 0.02)
 
-    for module in (reader_module, views):
+    for module in (index_module, reader_module, views):
         monkeypatch.setattr(module, "remaining_s", short_s)
 
 

@@ -6,6 +6,9 @@ One reading of the log continues in the background.
 import subprocess
 import sys
 import threading
+import time
+from contextvars import copy_context
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +23,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
 from tiered_index.service import reader as reader_module
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
-from tiered_index.storage.context import remaining_s
+from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.opening import open_storage
 
 FILES = 3
@@ -121,6 +124,19 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(storage, reader, monkeypatch
     assert reader.query("t", "all").explain.requests == 1
 
 
+def test_a_refresh_that_has_a_deadline_ends_at_it(made, storage, reader):
+    made.add(FILES)
+    hang = storage.hang("list", name_prefix="log/")
+    with deadline_at(time.monotonic() + LONG_S):
+        begun = copy_context()
+    asked = beside(lambda: begun.run(reader.refresh))
+    assert hang.entered.wait(30)
+    ended = asked.ended(10)
+    hang.release.set()
+    assert ended and isinstance(asked(), BudgetExceeded)
+    until(lambda: len(reader.files()) == FILES + 1)
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
     gone, others = made.stored[1], set(threading.enumerate())
@@ -147,6 +163,26 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made, storage, many):
         storage.clear()
         hang.release.set()
         assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_lookup_of_a_writer_does_not_wait_longer_for_its_log(made, storage, many):
+    gone = made.stored[1]
+    with replace(made, storage=storage).writer(block_cache_bytes=0) as writer:
+        made.inner.delete(gone.name)
+        hang = storage.hang("list", name_prefix="log/", times=None)
+        ask = asking(writer, "t", "all", many=many)
+        asked = [beside(lambda: ask(timeout_s=LONG_S, allow_partial=True)) for _ in range(2)]
+        assert hang.entered.wait(30)
+        ended = all(one.ended(10) for one in asked)
+        storage.clear()
+        hang.release.set()
+        assert ended
+        for one in asked:
+            assert [report.file for report in one().failed] == [gone.file_id]
+            assert "timeout_s" in str(one().failed[0].error)
+        with pytest.raises(CorruptFile):
+            ask()
 
 
 def test_a_lookup_that_waits_for_anothers_reading_has_its_own_budget(made, storage):
