@@ -111,6 +111,25 @@ def test_an_awaited_reader_answers_in_the_child(given):
     asyncio.run(reader.close())
 
 
+@pytest.mark.parametrize("given", ["file", "sqlite"], indirect=True)
+def test_a_child_reads_records_by_its_own_connections(given, tmp_path):
+    """Records since the begin of a local file say whether it was merged."""
+
+    def told(reader):
+        return [[one.topic, one.entries] for one in reader.topics()], sum(map(len, reader.export()))
+
+    with IndexService.open(root=tmp_path / "writer", background=False, **SMALL, **given) as service:
+        service.put("t", 0, "k", FILES, 1, NOW_MS)
+        service.seal()
+        with IndexReader.open(root=tmp_path / "writer", refresh_interval_s=0, **given) as reader:
+            for start in range(0, 20, 10):
+                # a record
+                service.archive("store", start, 10, lambda at, length: bytes(length))
+                expected = [["t", FILES + 1]], FILES + 1
+                assert in_child(partial(told, reader)) == list(expected)
+                assert told(reader) == expected
+
+
 @pytest.mark.parametrize("given", ["file"], indirect=True)
 def test_a_child_is_refused_objects_that_it_can_not_use(given, tmp_path):
     with IndexReader.open(**given) as reader, reader.export() as export:

@@ -144,6 +144,8 @@ class IndexReader(Lookups[ItemT]):
         config, storages = self.config, self._storages
         self._shared: Storage | None = None
         self._unopened: Unopened | None = None
+        # that of a parent process is of no use in a forked child
+        self._leftovers = None
         self._growing = threading.Lock()
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
@@ -248,7 +250,7 @@ class IndexReader(Lookups[ItemT]):
         """
         self._check_open()
         if not self._several:
-            return self._views[0].refresh()
+            return self._views[0].read_on()
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s
         readings = [(one, one.new_refresh(self._parts.begin_or_run)) for one in self._refreshed()]
