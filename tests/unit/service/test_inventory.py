@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.rounds import upload
 from tiered_index import IndexReader
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.service.lookup.inventory import _shared
 
 DAY_MS = 86_400_000
@@ -67,6 +67,33 @@ def test_archived_segments_are_a_row(now, open_index):
     (segment,) = index.archived()
     assert (row["state"], row["topic"], row["bytes"]) == ("archived", None, segment.object_bytes)
     assert row["usd_a_month"] == pytest.approx(segment.object_bytes / 2**30)
+
+
+@pytest.mark.parametrize("how", ["away", "budget"])
+def test_a_record_that_can_not_be_read_leaves_out_only_the_files_that_it_may_concern(now, open_index, faulty, how):
+    index = open_index("root", storage_backend=faulty)
+    put(index, "a", [T])
+    upload(index)
+    put(index, "b", [T + 1000], 1)
+    index.seal()
+    # a record since the file of b was begun
+    index.archive("store", 0, 10, lambda position, length: bytes(length))
+    limits = {"max_requests": 0} if how == "budget" else {}
+    if how == "away":
+        faulty.fail("*", times=None)
+    answer = index.topics(allow_partial=True, **limits)
+    assert ([one.topic for one in answer], answer.status) == (["a"], "partial")
+    assert [(report.place, report.begin_ms) for report in answer.failed] == [("unsealed", T + 1000)]
+    with pytest.raises(BudgetExceeded if limits else StorageUnavailable) as caught:
+        index.topics(**limits)
+    if limits:
+        assert [one.topic for one in caught.value.result] == ["a"]
+    else:
+        for call in (index.du, index.export):
+            with pytest.raises(StorageUnavailable):
+                call()
+    faulty.clear()
+    assert [one.topic for one in index.topics()] == ["a", "b"]
 
 
 def test_an_empty_index_has_no_row(index):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
@@ -39,16 +38,15 @@ Piece = tuple[str | None, int | None, int, bool]
 class Leftovers:
     """Finds local files that were merged: records removed their objects, and tables have their entries.
 
-    After a crash of the writer, only the log shows this. Each record since the file was created is read once. Threads:
-    any.
+    After a crash of the writer, only the log shows this. Each record since the file was created is read once. If one
+    can't be read, the files that it may concern fail. Threads: any.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._log = StorageLog(storage, SystemClock())
-        self._lock = threading.Lock()
 
     def without(self, found: Sequence[Handle], state: LogState) -> Sequence[Handle]:
-        """Return the handles in `found` without merged files, as of a state of the log. Raises storage errors."""
+        """Return the handles in `found` without merged files, as of a state of the log."""
         over: set[str] = set()
         begun: dict[str, int] = {}
         for handle in found:
@@ -61,10 +59,18 @@ class Leftovers:
                     begun[handle.file_id] = int(handle.metadata().more.get("log_number", 0))
             elif isinstance(handle, UnsealedEntries) and handle.sealed:
                 begun[handle.file_id] = handle.journal.log_number
+        unsure: list[Handle] = []
         if begun:
-            with self._lock:
+            try:
                 over |= begun.keys() & self._log.removed_files(state, min(begun.values()))
-        return [handle for handle in found if handle.file_id not in over] if over else found
+            except (StorageError, CorruptFile, BudgetExceeded) as error:
+                unsure = [
+                    DamagedFile(one.file_id, one.place, error, one.second_min, one.second_max)
+                    for one in found
+                    if one.file_id in begun
+                ]
+                over |= begun.keys()
+        return [*(one for one in found if one.file_id not in over), *unsure] if over else found
 
 
 def describe_handle(handle: Handle) -> dict[str, Any]:
