@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -452,4 +453,7 @@ def _backed(local: Handle, stored: Handle | None) -> Handle:
     if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile):
         # the root view keeps its handles, and a repair may have replaced the stored object
         local.stored = stored.stored
+    elif isinstance(local, CompactedFile) and local.stored is not None:
+        # a record has removed the object; a copy, because other lookups may use the handle
+        return replace(local, stored=None)
     return local

@@ -7,7 +7,7 @@ import pytest
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S
 from tests.support.storage_faults import FaultStorage
-from tiered_index import Lookup
+from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.window_table import WindowTable
@@ -83,6 +83,28 @@ def test_a_writer_whose_local_copies_are_merged_away(merging):
     life.check()
     life.index.close()
     life.check(life.open())
+
+
+def test_a_damaged_copy_of_a_merged_file_beside_a_reader_that_knew_its_object(merging):
+    life = merging(settings={"local_keep_s": 10**9})
+    life.fill(2)
+    root, counted = life.folder / "root", FaultStorage(life.storage)
+    with IndexReader.open(root=root, storage_backend=counted, clock=life.clock, refresh_interval_s=0) as reader:
+        life.check(reader)
+        path = min((root / "uploaded").glob("*.index"))
+        stored, data = life.state.files[path.stem], bytearray(path.read_bytes())
+        life.merge()
+        life.sweep(older_than_s=3600)
+        data[28 : stored.trailer_position] = bytes(byte ^ 0xFF for byte in data[28 : stored.trailer_position])
+        path.write_bytes(data)
+        asked = counted.calls()
+        answer = reader.query("t", "hot", max_count=10**6, allow_partial=True)
+        assert [report.file for report in answer.failed] == [path.stem]
+        assert life.answers(answer) == life.model.query("t", "hot", max_count=None)
+        with pytest.raises(CorruptFile, match=path.stem):
+            reader.query("t", "hot", max_count=10**6)
+        # it is not missing, so the log is not read again and again
+        assert counted.calls() < asked + 50
 
 
 def test_a_root_that_comes_back_after_its_files_were_merged(merging):
