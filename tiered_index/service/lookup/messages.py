@@ -20,7 +20,7 @@ from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
 from tiered_index.storage.context import check_deadline
-from tiered_index.types import MAX_TIMESTAMP_MS, Answer, Explain, FileReport, IndexItem, Lookup, QueryResult
+from tiered_index.types import MAX_TIMESTAMP_MS, Answer, Explain, FileReport, IndexItem, Lookup, Provenance, QueryResult
 
 MessageState = Literal["local", "archived", "expired", "erased", "missing"]
 """The state of a message:
@@ -172,11 +172,12 @@ class MessageLookup:
         found: list[Fetched] = []
         collisions = 0
         cursor, page = lookup.cursor, lookup.max_count
+        seen = Provenance()
         digest = query_digest(lookup.topic, lookup.key, self._second_min, self._second_max)
         while True:
             resume = cursor
             answer = self._look_up(lookup.begin_ms, lookup.end_ms, page, cursor)
-            cursor, ahead = answer.cursor, list(answer.items)
+            cursor, ahead, seen = answer.cursor, list(answer.items), seen.joined(answer.seen)
             while ahead and len(found) < lookup.max_count and not self._is_full:
                 left = lookup.max_count - len(found)
                 if not (count := self._fitting(ahead[:left])):
@@ -208,7 +209,7 @@ class MessageLookup:
             explain=self._explain(reports, started),
             message_requests=sum(one.requests for one in self.fetched),
             message_bytes=sum(one.bytes for one in self.fetched),
-            seen=self.pages[0].seen,
+            seen=seen,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result
