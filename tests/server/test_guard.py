@@ -137,6 +137,23 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
                 assert [one["positions"] for one in answer["freshness"]] == [seen]
 
 
+def test_lookups_with_cursors_tell_a_token_its_own_sources_only(tmp_path, made):
+    """Without the storage, the freshness is that of the log that the root keeps."""
+    with index_in(tmp_path) as index:
+        row = {"topic": ["payments"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [1_762_000_000_000]}
+        for position, source in enumerate(("orders:daily", "pay:daily"), 1):
+            index.put_batch(row | {"offset": [position]}, source, position)
+        index.seal()
+        index.run_lifecycle()
+    (tmp_path / "storage").rename(tmp_path / "away")
+    asked, every = {"topic": "payments", "key": "k", "max_count": 1}, {"orders:daily": 1, "pay:daily": 2}
+    with IndexReader.open(root=tmp_path / "root") as reader, serving(reader, tokens=made[0]) as client:
+        asked["cursor"] = reader.query(**asked).cursor
+        for name, seen in (("pay", {"pay:daily": 2}), ("reader", every)):
+            answer = client.post("/v1/query:batch", json={"lookups": [asked]}, headers=bearer(made[1][name])).json()
+            assert [one["positions"] for one in answer["freshness"]] == [seen]
+
+
 @pytest.mark.parametrize("prefix", FOLLOWED)
 def test_a_token_with_the_name_of_followed_sources_does_not_see_them(prefix):
     name = prefix.removesuffix(":")
