@@ -155,7 +155,9 @@ class RangeReadPool(DaemonPool):
     def __init__(self, ranges: int) -> None:
         super().__init__(ranges, "tiered-index-ranges")
         self._ranges = ranges
-        self._places, self._giving = threading.BoundedSemaphore(ranges), threading.Lock()
+        self._free = threading.Condition()
+        # weak, so that an interrupt at any line loses no place
+        self._held: weakref.WeakSet[_Place] = weakref.WeakSet()
         self._shares: set[RangeShare] = set()
 
     def share(self) -> RangeShare:
@@ -171,26 +173,24 @@ class RangeReadPool(DaemonPool):
     @contextlib.contextmanager
     def held(self, place: _Place, name: str) -> Iterator[None]:
         """Return a context manager that holds `place`. Raises `BudgetExceeded` if none is free in time."""
-        if not self._places.acquire(timeout=remaining_s()):
-            raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
-        place.is_held = True
         try:
+            with self._free:
+                if not self._free.wait_for(lambda: len(self._held) < self._ranges, remaining_s()):
+                    raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
+                self._held.add(place)
             yield
         finally:
             self.give_back(place)
 
     def give_back(self, place: _Place) -> None:
         """Let others have a place, also if its range read hangs. Idempotent."""
-        # on one line, as in `synchronized`
-        with self._giving: is_held, place.is_held = place.is_held, False  # noqa: E701  # fmt: skip
-        if is_held:
-            self._places.release()
+        with self._free:
+            self._held.discard(place)
+            self._free.notify()
 
 
 class _Place:
     """A place for a range read."""
-
-    is_held = False
 
 
 class RangeShare(Share):
@@ -200,7 +200,7 @@ class RangeShare(Share):
         super().__init__(pool, most)
         self._ranges = pool
         self._free = threading.Condition()
-        # weak, so that an interrupt at any line loses no place
+        # weak, as in the pool
         self._used: weakref.WeakSet[_Place] = weakref.WeakSet()
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ from tests.support.hanging import beside
 from tests.support.several_indexes import Cluster, of, rows
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.service.cold.path import RangeShare
+from tiered_index.service.cold.path import RangeReadPool, RangeShare
 from tiered_index.service.reading import refreshed
 from tiered_index.service.reading.parts import SourcedFile
 from tiered_index.service.threads.share import Share
@@ -365,7 +365,8 @@ def test_a_forked_child_reads_all_indexes(cluster, hangs, clock):
 
 
 def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):
-    codes = {RangeShare.place.__wrapped__.__code__, Share.submit.__code__, Share._end.__code__}
+    codes = {one.__wrapped__.__code__ for one in (RangeShare.place, RangeReadPool.held)}
+    codes |= {Share.submit.__code__, Share._end.__code__}
     # one file, which is read in the caller's thread
     uri = f"{cluster.uris[0]}-single"
     cluster.add(uri, rows(5, 5, seconds=1))
@@ -391,7 +392,7 @@ def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):
             with contextlib.suppress(KeyboardInterrupt):
                 reader.query("t", "k", max_count=1000)
             sys.settrace(None)
-            assert not share._used
+            assert not share._used and not share._ranges._held
             assert share._free.acquire(blocking=False)
             share._free.release()
         assert at > 8
