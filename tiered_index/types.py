@@ -267,7 +267,7 @@ class Provenance(NamedTuple):
     - `freshness`: how much the storage had, for each index that was read without its root, without its storage, or by a
       fenced writer.
     - `unknown_topics`: the topic of the lookup, if nothing was found and no file that was read in its range has the
-      topic.
+      topic. In a batch, files in the range of any lookup count.
     - `lost`: lost files that may have had answers in the range. The answer is complete except for them.
     - `expired_before_ms`: entries before this time have expired and are in no answer. None: the range begins later.
     """
