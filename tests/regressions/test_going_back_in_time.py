@@ -300,6 +300,17 @@ def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(
         assert [item.offset for item in reader.query("t", "other")] == [100]
 
 
+def test_recover_says_that_it_can_not_repeat_erasures(life: Life) -> None:
+    life.write(3, upload=True)
+    life.keep("storage")
+    life.write(1, upload=True)
+    life.restore("storage")
+    (life.root / "log").write_bytes(b"damaged")
+    begun = life.begin_anew()
+    assert list(begun.kept) == ["log"] and begun.left is not None
+    assert (begun.left / "log").read_bytes() == b"damaged"
+
+
 def test_recover_of_a_root_from_a_backup_keeps_files_that_the_storage_lacks(life: Life) -> None:
     life.write(100, upload=False)
     life.keep("root")

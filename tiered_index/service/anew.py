@@ -98,6 +98,8 @@ def begin_anew(
             # not the horizons: the storage may have been restored because of a wrong one, and a rule expires again
             take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
         done = _Sending(index, aside, clock).run()
+        if known is None and (aside.path / LOG).exists():
+            done.kept[LOG] = "it can't be read: repeat the erasures that the storage lacks"
         index.flush()
         left = root.path / f"{ASIDE if done.kept else SENT}-{secrets.token_hex(4)}"
         try:

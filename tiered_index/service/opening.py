@@ -291,7 +291,7 @@ def open_parts(
         root.make_folders()
         lock = RootLock(root)
         undo.callback(lock.release)
-        for sent in root.path.glob(f"{SENT}-*"):
+        for sent in root.path.glob(f"{SENT}-????????"):
             shutil.rmtree(sent, ignore_errors=True)
         if (root.path / ASIDE).exists() and not begins_anew:
             raise RootBehind(
