@@ -19,6 +19,7 @@ from tiered_index.errors import CorruptFile, DiskFull, StorageBehind, StorageUna
 from tiered_index.format.names import log_name
 from tiered_index.retention import Retention
 from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.lifecycle import lifecycle
 from tiered_index.service.lifecycle.context import sealed_form
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.lifecycle.publication import Publication, Upload, send_object, stored_file
@@ -621,6 +622,25 @@ def test_an_opening_that_takes_longer_than_the_lease_renews_it(open_index, fault
     index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
     assert states == ["alive"] * (2 if fails else 4) + ["gone"] * (2 if fails else 0)
     assert [item.offset for item in index.query("t", "k")] == [3, 2, 1, 0]
+
+
+def test_an_opening_with_many_unfinished_uploads_renews_its_lease(open_index, faulty, storage, clock, monkeypatch):
+    """It lists the objects of each."""
+    index = open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    for number in range(4):
+        index.put("t", 0, "k", number, 1, T + 1000 * number)
+        compact_only(index, faulty)
+    index.abandon()
+    states, listed = [], lifecycle.own_objects
+
+    def slow(*given):
+        clock.advance(25)
+        states.append(writer_of(storage).state)
+        return listed(*given)
+
+    monkeypatch.setattr(lifecycle, "own_objects", slow)
+    open_index("root", storage_backend=faulty, lease_ttl_s=60)
+    assert states == ["alive"] * 4
 
 
 def test_a_sweep_that_takes_longer_than_the_lease_renews_it(open_index, faulty, slow):

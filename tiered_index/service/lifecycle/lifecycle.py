@@ -59,7 +59,7 @@ from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.writing.appenders import QUARANTINE
-from tiered_index.storage.base import Bytes
+from tiered_index.storage.base import Bytes, ObjectInfo
 from tiered_index.storage.disk import taken_bytes
 
 _log = logging.getLogger(__name__)
@@ -198,7 +198,11 @@ class Lifecycle:
         """
         if began := {file.file_id: _log_number(file) for file in files}:
             storage, log = self._context.session.storage, self._context.session.log
-            infos = [info for file_id in sorted(began) for info in own_objects(storage, data_prefix(file_id))]
+            infos: list[ObjectInfo] = []
+            for file_id in sorted(began):
+                # a request for each file, which takes longer than the lease lives if there are many
+                self._renew()
+                infos += own_objects(storage, data_prefix(file_id))
             # after the listing, because a record may name or remove an object meanwhile
             state = log.refresh()
             left = {info.name: info.name.split("/")[1] for info in infos if info.name not in state.objects}
