@@ -184,6 +184,7 @@ def test_the_buffers_bound_counts_the_columns_of_a_class(open_index):
         for offset in range(100):
             index.put("t", 0, "k", offset, 1, T, blob=b"b")
     assert index.health()["buffered_entries"] < 20
+    assert len(index._buffer.open.rows.data) <= 1 << 20
 
 
 @pytest.mark.parametrize("dtype", [">u8", ">i4"])

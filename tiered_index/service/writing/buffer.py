@@ -34,7 +34,8 @@ from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
 ROWS = 1 << 12
-"""Rows of one chunk, unless a single message has more keys."""
+"""Rows of one chunk, unless a single message has more keys, or rows are wide."""
+_CHUNK_BYTES = 1 << 20
 # up to this many keys, plain Python hashes faster than NumPy
 _FEW = 16
 Record = tuple[Any, ...]
@@ -319,7 +320,7 @@ class WriteBuffer:
         keys = [key if type(key) is str else str.__str__(key) for key in keys]
         if not self.open.rows.extend(keys, row, size_bytes):
             self._close_open()
-            rows = max(ROWS, len(keys))
+            rows = max(min(ROWS, _CHUNK_BYTES // self._codec.struct.size), len(keys))
             left = self._max_entries - self._entries, self._max_bytes - self._bytes
             following = OpenChunk(self._codec, rows, *left)
             following.rows.extend(keys, row, size_bytes)
