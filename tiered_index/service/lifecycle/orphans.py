@@ -12,13 +12,14 @@ then on answers are complete except for their entries, and say so permanently. I
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
     DATA_PREFIX,
@@ -38,6 +39,7 @@ from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage, UploadH
 Named = TypeVar("Named", bound=StoredObject | ArchivedSegment)
 Item = TypeVar("Item")
 _AT_ONCE = 1000
+_log = logging.getLogger(__name__)
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
 MIN_AGE_S = 3600.0
@@ -147,7 +149,10 @@ def delete_orphans(storage: Storage, orphans: Orphans, beat: Callable[[], object
     for handle in _beating(orphans.uploads, beat):
         storage.abort_upload(handle)
     # no listing shows half-made files, drafts and bytes of deleted objects
-    storage.purge(orphans.before_ms)
+    try:
+        storage.purge(orphans.before_ms)
+    except (StorageError, DiskFull) as error:
+        _log.warning("half-made files of killed processes stay; the next sweep tries again: %s", error)
     return replace(orphans, objects=tuple(deleted))
 
 

@@ -129,6 +129,18 @@ def test_the_half_made_work_of_a_process_that_was_killed_is_swept(tmp_path, kind
     storage.close()
 
 
+def test_half_made_work_that_can_not_be_swept_fails_no_sweep(tmp_path):
+    """Otherwise a writer lists the storage again in each round, and expires nothing else."""
+    storage = LocalStorage(tmp_path)
+    log = StorageLog(storage, SystemClock())
+    log.create(GENESIS)
+    (tmp_path / ".%uploads").mkdir()
+    stray = tmp_path / ".%uploads" / ".DS_Store"
+    stray.touch()
+    os.utime(stray, (0, 0))
+    assert delete_orphans(storage, find_orphans(storage, log)).objects == ()
+
+
 def test_pages_continue_while_hours_become_days_and_days_a_month(life):
     """97 of 10,000 answers make a page.
 
