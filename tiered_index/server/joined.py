@@ -11,7 +11,7 @@ from typing import Any
 # A longer write is sent at once; heads are shorter
 _HELD_BYTES = 4096
 # Time in which a peer reads the rest of a closed connection
-_REST_S = 120.0
+REST_S = 120.0
 
 
 class JoinedTransport:
@@ -44,10 +44,18 @@ class JoinedTransport:
 
     def close(self) -> None:
         """As `asyncio.Transport.close`: everything written is sent, unless the peer does not read it in two minutes."""
+        if self._transport.is_closing():
+            # asyncio's TLS transport is of no use after a second call
+            return
         self.send()
         self._transport.close()
         if self._transport.get_write_buffer_size():
-            self._loop.call_later(_REST_S, self._transport.abort)
+            self._loop.call_later(REST_S, self._end)
+
+    def _end(self) -> None:
+        # asyncio's transport can't be aborted after its end
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
 
     def write_eof(self) -> None:
         """As `asyncio.Transport.write_eof`."""

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import TARGET
-from tiered_index.server.joined import JoinedTransport
+from tiered_index.server.joined import REST_S, JoinedTransport
 from tiered_index.server.pacing import PACE, Pace
 from tiered_index.server.problems import Problem, Redaction, Refused
 
@@ -331,9 +331,10 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # as Uvicorn's, but with a shorter time for TLS handshakes than asyncio's minute
+        # as Uvicorn's, but with a shorter time for TLS handshakes than asyncio's minute, and a longer one for the end
         loop, config = asyncio.get_running_loop(), self.config
-        more: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_S} if config.ssl is not None else {}
+        more: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": REST_S}
+        more = more if config.ssl is not None else {}
         connection = partial(_Connection, config=config, server_state=self.server_state, app_state={})
         self.servers = [
             await loop.create_server(connection, sock=one, ssl=config.ssl, backlog=_BACKLOG, **more)
