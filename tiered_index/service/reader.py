@@ -246,11 +246,12 @@ class IndexReader(Lookups[ItemT]):
     def refresh(self) -> LogState:
         """Read new log records. Return the state of the log; for several indexes that of the first.
 
-        All indexes are read even if one fails. Raises `StorageUnavailable`, `CorruptFile`, `IndexClosed`. Any thread.
+        All indexes are read even if one fails. Raises `StorageUnavailable`, `CorruptFile`, `IndexClosed`, and
+        `BudgetExceeded` at a deadline of the caller's context. Any thread.
         """
         self._check_open()
         if not self._several:
-            return self._views[0].read_on()
+            return self._views[0].read_on(1.0)
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s
         readings = [(one, one.new_refresh(self._parts.begin_or_run)) for one in self._refreshed()]

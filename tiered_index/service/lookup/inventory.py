@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageError
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageError, without_frames
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
@@ -65,7 +65,7 @@ class Leftovers:
                 over |= begun.keys() & self._log.removed_files(state, min(begun.values()))
             except (StorageError, CorruptFile, BudgetExceeded) as error:
                 unsure = [
-                    DamagedFile(one.file_id, one.place, error, one.second_min, one.second_max)
+                    DamagedFile(one.file_id, one.place, without_frames(error), one.second_min, one.second_max)
                     for one in found
                     if one.file_id in begun
                 ]

@@ -262,12 +262,12 @@ class IndexView(Refreshed):
             is_listed = self._clock.monotonic_s() - self._listed_s < LIST_EVERY_S and 0 < self._interval_s < 1
             return self._read(by_number=is_listed and self._root is None and self._error is None)
 
-    def read_on(self) -> LogState:
-        """Refresh by a read that begins after this call. Raises `BudgetExceeded` if the lookup's time is too short."""
+    def read_on(self, part: float = 0.5) -> LogState:
+        """Refresh by a read that begins after this call. Raises `BudgetExceeded` after a `part` of the time left."""
         left_s = remaining_s()
         if left_s is None and math.isinf(self.patience_s):
             return self.refresh()
-        until_s = math.inf if left_s is None else time.monotonic() + left_s / 2
+        until_s = math.inf if left_s is None else time.monotonic() + left_s * part
         while True:
             with self._joining:
                 reading = self._waiting
