@@ -229,9 +229,11 @@ class PatientPut:
         return put
 
     def finish(self) -> None:
-        """Flush the index, and wait as for a put while its disk is full. Raises `BackPressure`."""
-        until_s = time.monotonic() + self.patience_s
+        """Flush the index; wait up to `patience_s` without an upload while its disk is full. Raises `BackPressure`."""
+        left, until_s = None, 0.0
         while not self.flush():
+            if (now := self.index.health()["unpublished"]) != left:
+                left, until_s = now, time.monotonic() + self.patience_s
             if self.stop.is_set() or time.monotonic() > until_s:
                 self.index.flush()
                 break

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
-from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss
+from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss, PatientPut
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -295,6 +296,22 @@ def test_a_stream_that_is_refused_at_first_is_put_whole(tmp_path):
         follower.run()
         assert follower.entries == 1
         assert sorted(item.offset for item in index.query("orders", "k1")) == [1, 2]
+
+
+@pytest.mark.parametrize("uploads", [8, 0])
+def test_the_last_flush_waits_as_long_as_files_are_uploaded(uploads, monkeypatch):
+    monkeypatch.setattr("tiered_index.follow._PUT_PAUSE_S", 0.05)
+    left = 8
+
+    def flush():
+        nonlocal left
+        if left:
+            left -= uploads > 0
+            raise DiskFull("full")
+
+    index = SimpleNamespace(flush=flush, health=lambda: {"unpublished": {"files": left}})
+    with contextlib.nullcontext() if uploads else pytest.raises(DiskFull):
+        PatientPut(index, patience_s=0.15).finish()
 
 
 def test_a_fenced_writer_notices_even_without_messages(followed, monkeypatch):
