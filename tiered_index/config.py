@@ -235,10 +235,10 @@ class IndexConfig:
         Raises `ConfigError` naming every key that is unknown or wrong.
         """
         if environment:
-            of_environment: dict[str, Any] = {}
-            for path, value in _of_environment():
-                of_environment = with_value(of_environment, path, value)
-            values = _merged(of_environment, values)
+            found: dict[str, Any] = {}
+            for _, path, value in of_environment():
+                found = with_value(found, path, value)
+            values = _merged(found, values)
         self._set(_checked(values))
 
     def _set(self, values: Mapping[str, Any]) -> None:
@@ -285,7 +285,7 @@ class IndexConfig:
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file} is not TOML: {error}") from error
         in_file = dict(values)
-        for path, value in _of_environment(is_strict=True) if environment else ():
+        for _, path, value in of_environment(is_strict=True) if environment else ():
             values = with_value(values, path, value)
         given_values = {name: value for name, value in given.items() if value is not None}
         try:
@@ -366,8 +366,8 @@ def _path(name: str) -> list[str]:
     return [field.lower(), *(part.lower() for part in inner[:1]), *inner[1:]]
 
 
-def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[list[str], Any]]:
-    """Yield the path and the value of each setting in the environment. A table comes before the settings in it.
+def of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str], Any]]:
+    """Yield variable, path and value of each setting in the environment. A table comes before the settings in it.
 
     Raises `ConfigError` for a table that is not JSON, and if `is_strict` for an unknown setting.
     """
@@ -388,7 +388,7 @@ def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[list[str], Any
             if is_table and not isinstance(value, dict):
                 raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
         # a table replaces only the settings that it has
-        yield from (([*path, inner], one) for inner, one in value.items()) if is_table else [(path, value)]
+        yield from ((name, [*path, inner], one) for inner, one in value.items()) if is_table else [(name, path, value)]
 
 
 def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

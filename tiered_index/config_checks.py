@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from tiered_index.config import MOST, PREFIX, TABLES, IndexConfig, holds, unknown, usable_uri, variables
+from tiered_index.config import MOST, PREFIX, TABLES, IndexConfig, holds, of_environment, unknown, usable_uri
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.retention import parse_bytes, parse_duration
 from tiered_index.storage.disk import absolute_path
@@ -158,7 +158,8 @@ def _problems(
     environment: bool = True,
 ) -> str:
     """Return a message that lists all problems, each with the environment variable or the file that has it."""
-    set_as = {name.upper(): name for name in variables()} if environment else {}
+    # not by names: a table in the environment sets only what it has
+    set_as = {(PREFIX + "__".join(path)).upper(): name for name, path, _ in of_environment()} if environment else {}
     by_place: dict[str, list[str]] = {}
     for each in error.errors():
         path, problem = _problem(each)

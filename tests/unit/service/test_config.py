@@ -6,6 +6,7 @@ Each number is finite, has a bound that the error names, and works up to its bou
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import MISSING, FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -251,6 +252,13 @@ def test_a_table_of_the_environment_keeps_other_settings_of_the_file(toml, monke
     config = IndexConfig.load(file)
     assert (config.retention.age_s, config.retention.topics) == (30 * 86400, {"audit": 36500 * 86400})
     assert (config.s3.region, config.s3.max_attempts) == ("environment", 9)
+
+
+def test_a_table_of_the_environment_is_not_blamed_for_other_settings_of_the_file(toml, monkeypatch):
+    file = toml('[s3]\nmax_attempts = "many"')
+    monkeypatch.setenv("TIERED_INDEX_S3", '{"region": "environment"}')
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(file))}: setting s3.max_attempts"):
+        IndexConfig.load(file)
 
 
 def test_the_environment_is_ignored_if_the_caller_says_so(monkeypatch, tmp_path):
