@@ -31,7 +31,7 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 from tiered_index.service.lookup.export import METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
-from tiered_index.sources.columns import MAX_ROW_BYTES, bounded_lines
+from tiered_index.sources.columns import bounded_lines
 from tiered_index.sources.messages import json_object
 from tiered_index.sources.parquet import DAMAGE, ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile, opened_place
@@ -58,7 +58,7 @@ class ExportedFile:
         with place.open() as handle:
             head = handle.read(8)
             handle.seek(0)
-            line = handle.readline(MAX_ROW_BYTES) if head[:1] == b"{" else b""
+            line = next(bounded_lines(handle.readline, f"{place}, ")) if head[:1] == b"{" else b""
         try:
             if head.startswith(b"PAR1"):
                 table = ParquetTable(place)

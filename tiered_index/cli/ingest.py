@@ -188,7 +188,7 @@ class Intake:
                 self._put_run(run[:half], run[half][0].start)
                 self._put_run(run[half:], end)
             else:
-                self._skip(replace(run[0][0], problem=str(error)))
+                self._skip(replace(run[0][0], problem=f"refused by the index: {error}"))
                 self._put_run([], end)
 
     def _put(self, columns: Any, end: int) -> None:

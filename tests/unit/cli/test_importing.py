@@ -9,7 +9,7 @@ import pytest
 from tiered_index import IndexService
 from tiered_index.cli.export import NdjsonWriter
 from tiered_index.cli.importing import ExportedFile
-from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lookup.export import METADATA
 from tiered_index.sources.places import LocalFile
@@ -48,6 +48,13 @@ def test_lines_are_read_in_several_parts(entries, tmp_path, monkeypatch):
     path = written(entries, tmp_path / "entries.ndjson")
     monkeypatch.setattr("tiered_index.cli.importing._ROWS", 7)
     assert read(path) == 50
+
+
+def test_a_first_line_that_is_too_long_is_named_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.sources.columns.MAX_ROW_BYTES", 20)
+    (path := tmp_path / "entries.ndjson").write_bytes(b'{"topic": "' + b"x" * 20 + b'"}\n')
+    with pytest.raises(InvalidArgument, match="line 1 is longer than 20 bytes"):
+        ExportedFile.of(LocalFile(path))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "ndjson"])

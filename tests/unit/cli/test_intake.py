@@ -100,8 +100,9 @@ def test_a_topic_id_of_another_topic_is_a_bad_message(make_index, write_lines, m
     if skip_bad:
         take_all(intake)
         assert (intake.messages, intake.skipped, found(index)) == (5, 1, [0, 1, 3, 4, 5])
+        assert intake.skipped_reasons == {"refused by the index": 1}
     else:
-        with pytest.raises(InvalidArgument, match=r"messages\.ndjson, line 3: topic id 5 of 'other'"):
+        with pytest.raises(InvalidArgument, match=r"ndjson, line 3: refused by the index: topic id 5 of 'other'"):
             take_all(intake)
         assert found(index) == [0, 1]
 

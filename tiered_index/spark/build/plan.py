@@ -28,6 +28,7 @@ from tiered_index.format.slots import SlotMap, divided
 from tiered_index.service.answers.validation import TopicTable, milliseconds
 from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, Origin
 from tiered_index.service.merge.plan import Window, window_seconds
+from tiered_index.sources.columns import is_text
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS
 from tiered_index.spark.build.sources import Entries
@@ -165,8 +166,8 @@ def _place_of(batch: pa.RecordBatch, row: int) -> str:
     try:
         values = one.to_pylist()[0]
     except UnicodeDecodeError:
-        columns = zip(one.schema.names, one.columns, strict=True)
-        values = {name: (c.cast(pa.binary()) if pa.types.is_string(c.type) else c)[0].as_py() for name, c in columns}
+        raw = [c.cast(pa.large_binary()) if is_text(c.type) else c for c in one.columns]
+        values = {name: c[0].as_py() for name, c in zip(one.schema.names, raw, strict=True)}
     has = f"a row {values!r:.200}"
     return has if context is None else f"{has} of partition {context.partitionId()}"
 
