@@ -38,8 +38,8 @@ Piece = tuple[str | None, int | None, int, bool]
 class Leftovers:
     """Finds local files that were merged: records removed their objects, and tables have their entries.
 
-    After a crash of the writer, only the log shows this. Each record since the file was created is read once. If one
-    can't be read, the files that it may concern fail. Threads: any.
+    After a crash of the writer, only the log shows this. Each record since the file was created is read once, or by
+    calls at the same time more often. If one can't be read, the files that it may concern fail. Threads: any.
     """
 
     def __init__(self, storage: Storage) -> None:

@@ -8,6 +8,7 @@ root/log, root/log-whole the storage's log as its writer knew it before the last
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the files; the folder is the file's state
 root/aside/              files that `recover` set aside, until their entries are put again
+root/sent-NUMBER/        such files afterwards, if `recover` was killed; the next writer deletes them
 root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
 root/followers/          state of adapters that follow logs
 ```
