@@ -211,6 +211,8 @@ def run(
         for name in columns:
             note(next(done), f"building {COLUMNS[name].title}")
             found[name] |= run_of.built(name)
+            if "build" in found[name] and (base := COLUMNS[name].base) is not None:
+                found[name]["build"][0] += found[base]["build"][0]  # a merge needs the files
         shutil.rmtree(source)
         server.delay(amounts.delay_ms)
         workers = {name: opened.enter_context(run_of.opened(name)) for name in columns}
