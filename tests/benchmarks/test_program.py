@@ -22,7 +22,10 @@ def bench(*arguments: object) -> Outcome:
 
 SIZES = ("--items", 1_000, "--slots", 50, "--rounds", 2)
 GOALS = {
-    "put": {"put_batch and durable flush", "put, one entry per call"},
+    "put": {
+        *("put_batch and durable flush", "put, one entry per call"),
+        *("durable put_batch of 1,000 rows", "durable put_batch of 10,000 rows"),
+    },
     "pause": set(),
     "compact": set(),
     "lookup": {"hot lookup p50", "hot query_many"},

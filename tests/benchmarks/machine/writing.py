@@ -50,6 +50,13 @@ from tests.benchmarks.machine.setting import (
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 
+_DURABLE = {1_000: 4e6, 10_000: 10e6}
+"""Rows of durable batches, and the goals."""
+
+
+def _durable_batch(rows: int) -> str:
+    return f"durable put_batch of {rows:,} rows"
+
 
 def _put_specs(setting: Setting) -> Sequence[Spec]:
     return (
@@ -59,6 +66,10 @@ def _put_specs(setting: Setting) -> Sequence[Spec]:
         Spec("put, one entry per call", "entries/s", at_least(4e5), ("put loop",)),
         Spec("put, CPU", "ns/entry"),
         Spec("put and durable flush", "entries/s"),
+        *(
+            Spec(_durable_batch(rows), "entries/CPU s", at_least(goal), (_durable_batch(rows),))
+            for rows, goal in _DURABLE.items()
+        ),
     )
 
 
@@ -67,10 +78,11 @@ def _put(setting: Setting, place: Path, meter: Meter) -> None:
     with setting.open(place) as index, pinned(core):
         _batches(index, setting, meter)
         _singles(index, setting, meter)
+        _durable_batches(index, meter)
 
 
 PUT = Suite("put", _put_specs, every_round(_put))
-"""A full file, filled in batches with durable flushes, and single puts. The process stays on one core."""
+"""A full file, filled in batches with durable flushes, single puts, and small durable batches, all on one core."""
 
 
 def _batches(index: IndexService, setting: Setting, meter: Meter) -> None:
@@ -99,6 +111,16 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
     meter.record("put, one entry per call", count / put.elapsed_s)
     meter.record("put, CPU", put.cpu_s / count * 1e9)
     meter.record("put and durable flush", count / (put.elapsed_s + flush.elapsed_s))
+
+
+def _durable_batches(index: IndexService, meter: Meter) -> None:
+    for rows in _DURABLE:
+        batches = [batch(np.arange(number * rows, (number + 1) * rows)) for number in range(50)]
+        with meter.section(_durable_batch(rows)) as section:
+            for each in batches:
+                index.put_batch(each)
+                index.flush()
+        meter.record(_durable_batch(rows), 50 * rows / section.cpu_s)
 
 
 _WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}

@@ -1,7 +1,9 @@
 """A plain `put` is one step of the compiled core. It has the same checks and bounds as any other put."""
 
+import cProfile
 import threading
 
+import pyarrow as pa
 import pytest
 
 from tests.support.cases import each
@@ -31,6 +33,24 @@ def test_a_put_takes_the_lock_once_a_chunk(index, monkeypatch):
         index.put("t", 0, f"k{number % 9}", number, 1, T)
     assert len(calls) == 2
     assert [len(index.query("t", f"k{number}", max_count=10_000)) for number in range(9)] == [911] * 2 + [910] * 7
+
+
+def test_a_durable_batch_takes_as_many_calls_with_ten_times_the_rows(open_index):
+    compiled_core()
+    index = open_index(storage_backend=MemoryStorage())
+
+    def calls(rows):
+        numbers = range(rows)
+        columns = {"key": [f"k{n}" for n in numbers], "offset": numbers, "timestamp_ms": [T] * rows}
+        batch = pa.record_batch({"topic": ["t"] * rows, "queue_id": [0] * rows, "size": [1] * rows, **columns})
+        profile = cProfile.Profile()
+        profile.runcall(index.put_batch, batch)
+        profile.runcall(index.flush)
+        return sum(one.callcount for one in profile.getstats())
+
+    calls(10)
+    few = calls(1_000)
+    assert calls(10_000) <= few + 10
 
 
 FIELDS = dict(zip(("topic", "queue_id", "keys", "offset", "size", "timestamp_ms"), PLAIN, strict=True))
