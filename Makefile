@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-long test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -105,6 +105,9 @@ ready: $(VENV)/.stamp-test
 # the lint has checked the prose
 test: ready ## run every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
+
+test-numpy: $(VENV)/.stamp-test ## run the tests of `make test` without the compiled core, as on a machine without a C compiler
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --numpy --ignore tests/unit/test_prose.py $(PYTEST_ARGS)
 
 test-long: $(VENV)/.stamp-test ## run the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --durations=15 $(PYTEST_ARGS)

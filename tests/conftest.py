@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import spark_java
+from tests.support import core, spark_java
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
@@ -55,6 +55,16 @@ def _sync_nothing(descriptor: int) -> None:
 
 # tens of thousands of real syncs took a quarter of the suite's time
 os.fsync = os.fdatasync = _sync_nothing
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--numpy", action="store_true", help="use NumPy in place of the compiled core")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Use NumPy if asked to."""
+    if config.getoption("--numpy"):
+        core.use_numpy()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

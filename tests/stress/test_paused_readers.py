@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.stress.crew import Crew
+from tests.support.core import compiled_core
 from tests.support.storage_faults import FaultStorage
 from tiered_index.service.files.view import LocalView
 from tiered_index.storage.memory import MemoryStorage
@@ -53,6 +54,7 @@ def storage():
 @pytest.fixture
 def service(open_index, storage):
     """One sealed file of `COUNT` messages, which is not compacted yet."""
+    compiled_core()  # without it, a lookup calls other functions
     service = open_index(storage_backend=storage, background=False, local_keep_s=0.0, items=COUNT + 1)
     for number in range(COUNT):
         service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)

@@ -11,12 +11,20 @@ import pytest
 
 from tiered_index import kernels
 
+_use_numpy = False
+
+
+def use_numpy() -> None:
+    """Make all code of this process use NumPy in place of the core, and skip tests of the core."""
+    global _use_numpy
+    _use_numpy, kernels._core = True, None
+
 
 def compiled_core() -> ModuleType:
-    """Return the compiled core. Without a C compiler, skip the test; with one, fail if the core is missing."""
+    """Return the compiled core. Skip the test with ``--numpy`` or without a C compiler."""
     core = kernels.compiled()
-    if core is None and shutil.which("cc") is None:
-        pytest.skip("no C compiler, so no compiled core")
+    if core is None and (_use_numpy or shutil.which("cc") is None):
+        pytest.skip("no C compiler or --numpy, so no compiled core")
     assert core is not None, "the compiled core was not built, though there is a C compiler"
     return core
 
