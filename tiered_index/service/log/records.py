@@ -40,7 +40,7 @@ from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap
-from tiered_index.format.trailer import Trailer, parse_trailer
+from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
@@ -475,4 +475,6 @@ def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:
     is_shard = stored.shard is not None
     said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
     CorruptFile.unless_equal(stored.name, "the object differs from its description in the log", said, found)
-    return trailer
+    # a copy: a view would keep all of `data`, which may be a summary of 16 MiB
+    directory = Directory(trailer.directory.groups.copy(), trailer.directory.blocks.copy())
+    return Trailer(tail, directory, meta)

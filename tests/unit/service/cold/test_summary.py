@@ -81,6 +81,13 @@ def test_a_fresh_reader_asks_for_no_files_directory(made, opened):
     check(made, reader)
 
 
+def test_directories_do_not_keep_the_summary_in_memory(made, opened):
+    caches = opened()._parts.caches
+    kept = [trailer.directory for trailer, _ in caches.directories._entries.values()]
+    assert len(kept) == FILES
+    assert all(table.base is None for directory in kept for table in (directory.groups, directory.blocks))
+
+
 def test_a_fresh_reader_and_its_first_lookup_take_three_round_trips(made):
     """Requests that may run in parallel wait for each other, so a reader that sent them one by one would fail."""
     together = threading.Barrier(3)
