@@ -37,7 +37,7 @@ def test_a_put_takes_the_lock_once_a_chunk(index, monkeypatch):
 
 def test_a_durable_batch_takes_as_many_calls_with_ten_times_the_rows(open_index):
     compiled_core()
-    index = open_index(storage_backend=MemoryStorage())
+    index = open_index(storage_backend=MemoryStorage(), items=100_000, slots=10_000)
 
     def calls(rows):
         numbers = range(rows)
