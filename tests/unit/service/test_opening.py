@@ -113,13 +113,14 @@ def test_a_new_root_needs_its_storage(open_index):
     open_index("root", storage_backend=storage)
 
 
-def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(open_index, tmp_path):
+@pytest.mark.parametrize("fails", [("put_if_absent", "epoch/"), ("list", "checkpoint/")], ids=["claim", "join"])
+def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(open_index, tmp_path, fails):
     """A start that names no storage finds the later uploads there."""
     first = open_index("root", storage_backend=None, storage=(tmp_path / "before").as_uri())
     first.close()
     shutil.copytree(tmp_path / "before", tmp_path / "moved")
     faulty = FaultStorage(LocalStorage(tmp_path / "moved"))
-    faulty.fail("put_if_absent", name_prefix="epoch/")
+    faulty.fail(fails[0], name_prefix=fails[1])
     moved = open_index("root", storage_backend=faulty, storage=faulty.uri)
     moved.put("t", 0, "k", 1, 1, T)
     upload(moved)

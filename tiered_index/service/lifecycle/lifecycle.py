@@ -292,6 +292,9 @@ class Lifecycle:
         if not session.claimed or session.log_error is not None:
             if not session.claimed:
                 session.join()
+                if context.config.storage is not None:
+                    # before the claim, as at the start
+                    context.root.name_storage(context.config.storage)
                 session.claim(context.root_id)
             context.flusher.learn(self.refresh().positions)
             session.log_error = None

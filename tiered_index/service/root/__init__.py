@@ -30,7 +30,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -213,6 +213,13 @@ class Root:
                     "empty folder"
                 )
         return None
+
+    def name_storage(self, uri: str) -> None:
+        """Write a storage's URI to the marker, if that names another one. Raises typed errors of the disk."""
+        marker = self.read_marker()
+        if marker is not None and marker.storage != uri:
+            named = replace(marker, storage=uri).encode()
+            self.write_file(self.marker_path, [named], f"writing {self.marker_path}")
 
     def make_folders(self) -> None:
         """Create the root and its state folders, durably."""
