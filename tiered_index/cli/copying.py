@@ -104,9 +104,13 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 if last is None:
                     copier.open()
                 report = _round(session, copier)
+                # also if the sweep fails: then the copy is up to date
+                is_first = last is None
+                last = report
                 swept: Orphans | None = None
                 if copier.clock.monotonic_s() - swept_s >= _SWEEP_S:
-                    swept, swept_s = copier.sweep(grace_s), copier.clock.monotonic_s()
+                    swept_s = copier.clock.monotonic_s()
+                    swept = copier.sweep(grace_s)
             except (StorageUnavailable, StorageMisconfigured, DiskFull, JobOverdue) as error:
                 session.out.answer(_failed(error, copier, last), streamed=True)
                 session.out.flush()
@@ -115,9 +119,8 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
             except CopyStopped:
                 break
             else:
-                if session.out.as_json or last is None or report.records or (swept and swept.objects):
+                if session.out.as_json or is_first or report.records or (swept and swept.objects):
                     _write_round(session, copier, report, "following", swept)
-                last = report
             ending.event.wait(interval_s)
         if last is not None:
             _write_round(session, copier, last, "stopped")

@@ -124,6 +124,33 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
     assert offsets(target) == [1]
 
 
+def test_a_standby_that_deletes_nothing_is_up_to_date(run_here, put, tmp_path, monkeypatch):
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    put(1, source)
+    swept, rounds = [], []
+
+    def refused(copier, grace_s):
+        swept.append(grace_s)
+        raise StorageMisconfigured("no permission to delete")
+
+    class Ending(copying.Ending):
+        """Ends the command after its third round."""
+
+        def __enter__(self):
+            super().__enter__()
+            self.event.wait = lambda _: rounds.append(1) or (len(rounds) == 3 and self.event.set())
+            return self
+
+    monkeypatch.setattr(copying.Copier, "sweep", refused)
+    monkeypatch.setattr(copying, "Ending", Ending)
+    done = run_here("copy", "--from", source, "--to", target, "--follow", "--json")
+    documents = [json.loads(line) for line in done.out.splitlines()]
+    assert [one["status"] for one in documents] == ["failed", "following", "following", "stopped"]
+    assert documents[0]["source_number"] == documents[1]["source_number"]
+    assert documents[0]["lag_s"] < 60
+    assert len(swept) == 1
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
 )
