@@ -3,6 +3,7 @@
 Only whole objects are deleted, after a delay.
 """
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -299,6 +300,26 @@ def test_a_writer_renews_its_lease_while_it_reads_the_topics_of_objects(monkeypa
     monkeypatch.setattr(Lifecycle, "_renew", lambda _: renewed.append(1))
     life.index.run_lifecycle()
     assert len(renewed) >= len(life.state.objects) > 3
+
+
+def test_a_sweep_that_fails_is_not_in_each_round_again(monkeypatch, merging):
+    swept = []
+
+    def fails(*_, **__):
+        swept.append(1)
+        raise StorageUnavailable("no permission to delete")
+
+    life = merging(settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
+    monkeypatch.setattr("tiered_index.service.lifecycle.lifecycle.sweep", fails)
+    for _ in range(4):
+        life.clock.advance(61)
+        with contextlib.suppress(StorageUnavailable):
+            life.index.run_lifecycle()
+    assert len(swept) == 1
+    life.clock.advance(HOUR_S)
+    with pytest.raises(StorageUnavailable):
+        life.index.run_lifecycle()
+    assert len(swept) == 2
 
 
 def test_an_expired_local_file_is_removed_with_the_next_record_and_its_positions_stay(merging):

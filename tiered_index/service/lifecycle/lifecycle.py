@@ -65,6 +65,8 @@ from tiered_index.storage.disk import taken_bytes
 _log = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 60
 _SWEEP_EVERY_S = 86400
+# after an error
+_SWEEP_AGAIN_S = 3600
 
 
 @dataclass
@@ -319,12 +321,14 @@ class Lifecycle:
             # write the root's copy of the log, which is used while the storage is unavailable
             context.deletions.before()
             self._expired = session.expired
+        if is_due:
+            self._expire_s = now_s + _EXPIRE_EVERY_S
         if is_due and now_s >= self._sweep_s:
+            # not in the next round again, because a sweep lists the whole storage
+            self._sweep_s = now_s + _SWEEP_AGAIN_S
             # it lists the whole log, which takes longer than the lease lives in an index of years
             sweep(session.storage, session.log, rule, delete=True, beat=self._renew)
             self._sweep_s = now_s + _SWEEP_EVERY_S
-        if is_due:
-            self._expire_s = now_s + _EXPIRE_EVERY_S
 
     def _tend_damaged(self) -> None:
         self._damaged.tend()
