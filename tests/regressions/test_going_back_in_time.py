@@ -271,6 +271,21 @@ def test_recover_sends_files_that_a_restored_storage_lacks(
     assert not [path for path in life.root.iterdir() if path.name.startswith("aside")]
 
 
+def test_recover_compares_the_log_although_the_index_starts_without_its_storage(life: Life) -> None:
+    life.write(30, upload=True)
+    life.keep("storage")
+    life.write(40, upload=True)
+    life.write(10, upload=False)
+    life.restore("storage")
+    faulty = FaultStorage(LocalStorage(life.folder / "storage"))
+    faulty.fail("list", name_prefix="checkpoint/")
+    config = IndexConfig(root=life.root, slots=7, items=1000, background=False, query_threads=2)
+    done = begin_anew(config, clock=life.clock, storage=faulty)
+    assert (done.sent, done.entries, done.stored, done.kept) == (2, 50, 1, {})
+    life.publish_all()
+    assert life.found() == set(range(1, 81))
+
+
 @pytest.mark.parametrize("whole_bytes", [1, 1 << 20])
 def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(
     life: Life, monkeypatch: pytest.MonkeyPatch, whole_bytes: int

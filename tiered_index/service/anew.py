@@ -174,9 +174,10 @@ class _Sending:
 
     def __init__(self, index: IndexService, aside: Root, clock: Clock) -> None:
         self._index, self._aside = index, aside
-        self._state = index.log_state
         self._schema, self._rule = index.schema, index.hash_rule
         self._log = StorageLog(index.storage, clock)
+        # the index may have started without its storage
+        self._state = self._log.open(checks=False)
         self._was_published = self._has_seen()
 
     def run(self) -> BegunAnew:
@@ -218,7 +219,6 @@ class _Sending:
         if seen is None:
             return False
         try:
-            self._log.open(checks=False)
             self._log.check_seen(seen)
         except CorruptFile:
             return False
