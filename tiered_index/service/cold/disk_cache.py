@@ -163,9 +163,6 @@ class CacheFolder:
         self._lock = threading.Lock()
         # damaged entries that could not be deleted, and were logged
         self._passed_over: set[Path] = set()
-        # objects that may have entries
-        self._written: set[str] = set()
-        self._looked = False
 
     def read(self, name: str, kind: Kind, length: int) -> bytes | None:
         """Return an object's verified entry of `length` bytes; None: there is none."""
@@ -231,8 +228,7 @@ class CacheFolder:
                     handle.write(piece + zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big"))
             replaced = path.stat().st_size if path.exists() else 0
             with self._lock:
-                self._written.add(name)
-                # with the lock, because `forget_unnamed` could delete it in between in vain
+                # with the lock, because `forget_unnamed` could look for it in between in vain
                 temporary.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -251,16 +247,11 @@ class CacheFolder:
         return self._cache.has_room(_stored_bytes(length))
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Delete the entries of objects that are not in `named`, and forget notes about them."""
+        """Delete the entries of objects that are not in `named`, of all processes, and forget notes about them."""
         with self._lock:
             self._passed_over = {path for path in self._passed_over if path.stem.replace(",", "/") in named}
-            if not self._looked:
-                # entries of earlier processes
-                stems = [entry.name.rpartition(".")[0] for entry in _scan(self._mine)]
-                self._written.update(stem.replace(",", "/") for stem in stems if stem.startswith(_ENTRY))
-                self._looked = True
-            gone = [name for name in self._written if name not in named]
-            self._written.difference_update(gone)
+            stems = {entry.name.rpartition(".")[0] for entry in _scan(self._mine)}
+        gone = [name for stem in stems if stem.startswith(_ENTRY) and (name := stem.replace(",", "/")) not in named]
         for path in [self._path(name, kind) for name in gone for kind in get_args(Kind)]:
             with contextlib.suppress(OSError):
                 if not self._cache.read_only:
