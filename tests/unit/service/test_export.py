@@ -166,6 +166,15 @@ def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
     assert told(index.export()) == expected(range(5))
 
 
+def test_an_export_has_the_directory_of_one_object(open_index):
+    index = open_index("root", local_keep_s=0)
+    for number in range(5):
+        put(index, [number])
+        upload(index, rounds=2)
+    with index.export() as export:
+        assert [export._cold.caches.use()["directories"].entries for _ in export] == [1] * 5
+
+
 def test_an_unreadable_object_fails_the_export(open_index, storage, clock, tmp_path):
     index = open_index("root", local_keep_s=0)
     put(index, range(30))

@@ -224,6 +224,8 @@ class Export(Iterator[pa.RecordBatch]):
                     batch = self._batch(items[start : start + _BATCH_ROWS], begin_s, names)
                     if len(batch):
                         yield batch
+            # otherwise it has the directories of thousands of objects at the end
+            self._cold.caches.clear()
 
     def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
         wanted = self._wanted
