@@ -248,6 +248,12 @@ class Checkpoints:
         base = self._base
         if base is None or base.size_bytes < _WHOLE_BYTES or base.name != checkpoint_name(base.number, base.digest):
             return b""  # a version that knew no digests wrote it
+        try:
+            self.storage.head(base.name)
+        except ObjectNotFound:
+            return b""  # another process has deleted it, with older checkpoints
+        except StorageError:
+            pass  # the write reports it
         return state.changes_since(base)
 
     def _sweep(self, state: LogState) -> None:
