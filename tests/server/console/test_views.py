@@ -331,6 +331,7 @@ def test_a_search_leaves_the_focus_in_its_form(opened, service):
     page = opened(service, "#search?topic=orders&key=order-4711")
     button = rows(page).get_by_role("button")
     button.click()
+    expect(page.get_by_role("heading", name="Message", exact=True)).to_be_focused()
     page.keyboard.press("Escape")
     expect(button).to_be_focused()
     key = page.get_by_label("Key", exact=True)
