@@ -10,6 +10,7 @@ cdef extern from "core.h" nogil:
     int ones_of(uint64_t word)
     int first_one(uint64_t word)
     void prefetch(const void *place)
+    int64_t read_cached(int descriptor, void *to, int64_t size, int64_t at) nogil
     double seconds_now()
     const uint32_t *SALTS
     const uint64_t *SUM_STARTS
@@ -21,7 +22,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
-    BUILD = 17
+    BUILD = 18
     # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24

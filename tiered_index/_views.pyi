@@ -114,6 +114,7 @@ class ViewBatch:
         low: Int64,
         high: Int64,
         most: Int64,
+        stored: bool = False,
     ) -> None: ...
     @property
     def left(self) -> list[int]: ...

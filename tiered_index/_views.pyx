@@ -15,8 +15,8 @@ from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
     BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, add_units, fail, filter_mix,
-    find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns,
-    set_key_bits, word_at,
+    find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, read_cached, seconds_now,
+    set_columns, set_key_bits, word_at,
 )
 
 cdef extern from "Python.h":
@@ -42,6 +42,13 @@ cdef enum:
     BY_TOPIC = -5
     # a `Slices` excluded the key, so the file is either out of range or without rows
     NOT_ASKED = -6
+    # numbers of a batch for each file: rows; of a file in a storage also reads, their bytes, lookups that are in range
+    # and whose topic it has, and those of them that its filter did not exclude
+    COUNTS = 5
+    READS = 1
+    READ_BYTES = 2
+    IN_RANGE = 3
+    SEARCHED = 4
     # rows begin with: second, key hash, topic, queue, offset, size
     ROW_QUEUE = 16
     ROW_OFFSET = 20
@@ -339,6 +346,12 @@ cdef inline int64_t slot_of(const File *file, uint32_t key_hash) noexcept nogil:
     return base_slot * file.split + above * file.split // (<int64_t>0x7FFFFFFF // file.slots + 1)
 
 
+cdef inline bint is_whole(const File *file, const uint8_t *group) noexcept nogil:
+    """Return whether a slot group is one range of the file, and not cut into blocks."""
+    cdef int64_t begin = long_at(group + 8)
+    return not word_at(group + 28) and 0 <= begin <= <int64_t>file.size and word_at(group + 16) <= file.size - begin
+
+
 cdef int search_group(File *file, const Asked *asked, Found *found) except -9 nogil:
     """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, damaged or not sorted."""
     cdef int64_t slot = slot_of(file, asked.key_hash), number, begin, size, count
@@ -353,7 +366,7 @@ cdef int search_group(File *file, const Asked *asked, Found *found) except -9 no
     count, begin, size = word_at(group + 4), long_at(group + 8), word_at(group + 16)
     if not count:
         return 0
-    if word_at(group + 28) or begin < 0 or <uint64_t>begin > file.size or <uint64_t>size > file.size - begin:
+    if not is_whole(file, group):
         return DECLINED
     if file.stored:
         return search_stored(file, group, begin, size, count, asked, found)
@@ -366,12 +379,23 @@ cdef int search_group(File *file, const Asked *asked, Found *found) except -9 no
     return search_items(file, file.data, file.size, begin, size, count, asked, found)
 
 
+cdef int make_group(Found *found, int64_t size) noexcept nogil:
+    """Make room for a copy of a slot group, which is whole words and one behind them."""
+    cdef uint8_t *room
+    if size + 16 > found.group_room:
+        room = <uint8_t *>realloc(found.group, 2 * size + 64)
+        if room == NULL:
+            return NO_MEMORY
+        found.group, found.group_room = room, 2 * size + 64
+    memset(found.group + size, 0, 16)
+    return 0
+
+
 cdef int search_stored(
     File *file, const uint8_t *group, int64_t begin, int64_t size, int64_t count, const Asked *asked, Found *found
 ) except -9 with gil:
     """Search a group from a cache or the storage, as `search_group` does. Raises if the read is interrupted."""
     cdef bytes held
-    cdef uint8_t *room
     cdef const uint8_t *data
     got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20))
     if got is None:
@@ -386,14 +410,9 @@ cdef int search_stored(
         return DECLINED
     data = <const uint8_t *>held
     if file.kind == PACKED:
-        # whole words, and one behind them
-        if size + 16 > found.group_room:
-            room = <uint8_t *>realloc(found.group, 2 * size + 64)
-            if room == NULL:
-                return NO_MEMORY
-            found.group, found.group_room = room, 2 * size + 64
+        if make_group(found, size) < 0:
+            return NO_MEMORY
         memcpy(found.group, data, size)
-        memset(found.group + size, 0, 16)
         data = found.group
     return search_items(file, data, size + 16 if file.kind == PACKED else size, 0, size, count, asked, found)
 
@@ -798,6 +817,9 @@ cdef class LocalFile:
         - `block(at, size, crc32)`: return the verified bytes of a slot group, in a tuple if that took a request.
           None: the caller of the lookup has to search.
         - `miss(hash)`: note a search that found nothing, by the hash for filters.
+        - `open_now()`: return an object with a `descriptor` of the file, and with `close(reads, bytes)`. None: the
+          caller has to search.
+        - `crc32`: a function.
         """
         if self.file.data != NULL or self.source is not None:
             fail("it is a file of another kind")
@@ -809,7 +831,7 @@ cdef class LocalFile:
             # a directory has slots as numbers of 32 bits
             if not 0 <= self.file.slot_low < self.file.slot_high <= <int64_t>1 << 32:
                 fail("a shard has slots")
-        self.source, self.file.stored = source, True
+        self.source, self.crc32, self.file.stored = source, source.crc32, True
         self.file.second_min, self.file.second_max = second_min, second_max
         return self
 
@@ -1412,14 +1434,20 @@ cdef class View:
 
 
 cdef struct Part:
-    # results of a batch: rows, the lookup of each; pairs of file and lookup that are left; number of rows of each file
+    # results of a batch: rows, the lookup of each; pairs of file and lookup that are left
     Found found
     int64_t *owners
     int64_t owners_room
     int64_t *left
     int64_t left_count
     int64_t left_room
-    int64_t *matched
+    # of each file, see `COUNTS`
+    int64_t *counts
+
+
+cdef int by_first(const void *a, const void *b) noexcept nogil:
+    cdef int64_t one = (<const int64_t *>a)[0], other = (<const int64_t *>b)[0]
+    return (one > other) - (one < other)
 
 
 cdef inline int make_room(int64_t **numbers, int64_t *room, int64_t wanted) noexcept nogil:
@@ -1438,8 +1466,15 @@ cdef class ViewBatch:
     """Many lookups in the files of a view. `find` searches for some of them, and may run in several threads.
 
     A lookup has the number of its topic in `topics`, normal hashes by the rules abs and mask, and inclusive seconds.
+    With `stored` it also searches files in a storage, as far as no read has to wait.
     """
     cdef View view
+    # the files in a storage to search, and their numbers; of a closed shard ~ number, since lookups of its slots are left
+    cdef File **stored
+    cdef Py_ssize_t stored_count
+    cdef int32_t *stored_numbers
+    # the numbers of the files that the caller has to search for all lookups
+    cdef readonly list left
     cdef Together together
     cdef Place *places
     cdef Py_ssize_t count
@@ -1457,7 +1492,8 @@ cdef class ViewBatch:
     cdef int32_t *ids
 
     def __init__(
-        self, View view not None, list topics not None, topic_index, key_hash, masked_hash, fingerprint, low, high, most
+        self, View view not None, list topics not None, topic_index, key_hash, masked_hash, fingerprint, low, high,
+        most, bint stored=False,
     ):
         cdef Py_ssize_t number, count, topic_count = len(topics)
         cdef Place *place
@@ -1488,29 +1524,56 @@ cdef class ViewBatch:
         self.together = view.together
         self.places = <Place *>malloc(sizeof(Place) * (self.count + 1))
         self.ranges = <int64_t *>malloc(16 * (self.count + 1))
-        if self.places == NULL or self.ranges == NULL:
+        self.stored = <File **>malloc(sizeof(File *) * (self.count + 1))
+        self.stored_numbers = <int32_t *>malloc(4 * (self.count + 1))
+        if self.places == NULL or self.ranges == NULL or self.stored == NULL or self.stored_numbers == NULL:
             raise MemoryError
         memcpy(self.places, view.places, sizeof(Place) * self.count)
-        self.name_topics(topics)
+        self.left = []
+        self.name_topics(topics, stored and count > 0)
 
-    cdef int name_topics(self, list topics) except -1:
-        """Set `ranges`, `topics` and `ids`: the ids of each topic in each file."""
+    cdef int name_topics(self, list topics, bint stored) except -1:
+        """Set `ranges`, `topics` and `ids`: the ids of each topic in each file. Choose the files to search."""
         cdef Py_ssize_t number, known = 0, id_count = 0
+        cdef int64_t low = INT64_MAX, high = INT64_MIN
         cdef int64_t topics_room = 0, ids_room = 0
         cdef int32_t *room
         cdef Place *place
         cdef LocalFile one
         cdef dict of_topics, where = {topic: number for number, topic in enumerate(topics)}
+        for number in range(self.topic_index.shape[0] if stored else 0):
+            low, high = min(low, self.low[number]), max(high, self.high[number])
         for number in range(self.count):
             place = &self.places[number]
             self.ranges[2 * number] = -1
-            if place.file == NULL or place.stored:
+            if place.file == NULL:
+                self.left.append(number)
+                continue
+            if place.stored and place.file.second_min <= high and place.file.second_max >= low:
+                one = <LocalFile>(<tuple>self.view.files[number])[0]
+                opened = one.source.open(one)
+                if opened or place.file.is_shard:
+                    self.stored[self.stored_count] = place.file
+                    self.stored_numbers[self.stored_count] = <int32_t>(number if opened else ~number)
+                    self.stored_count += 1
+                else:
+                    self.left.append(number)
+                if not opened:
+                    place.file = NULL
+                    continue
+            elif place.stored:
+                # out of range, unless the caller searches all
                 place.file = NULL
+                if not stored:
+                    self.left.append(number)
                 continue
             if place.grows:
                 place.second_min, place.second_max = place.file.second_min, place.file.second_max
             place.asks_file = place.filter == NULL and knows_filter(place.file)
             one = <LocalFile>(<tuple>self.view.files[number])[0]
+            if place.stored:
+                # searched by itself
+                place.file = NULL
             if one.ids is None:
                 continue
             of_topics, self.ranges[2 * number] = one.ids, known
@@ -1547,11 +1610,8 @@ cdef class ViewBatch:
         free(self.ranges)
         free(self.topics)
         free(self.ids)
-
-    @property
-    def left(self):
-        """The numbers of the files that the caller has to search for all lookups: those that are not local."""
-        return [number for number in range(self.count) if self.places[number].file == NULL]
+        free(self.stored)
+        free(self.stored_numbers)
 
     def find(self, Py_ssize_t start, Py_ssize_t stop):
         """Search the files for the lookups from `start` up to `stop`. Raises `MemoryError`.
@@ -1561,32 +1621,42 @@ cdef class ViewBatch:
         - the lookup (i64) of each row
         - the rows, at most `most` + 1 per file and lookup
         - pairs (file, lookup), both i64, that the caller has to search
-        - the number of rows (i64) of each file
+        - five numbers (i64) of each file: rows, and the next ones only of a file in a storage: reads, their bytes,
+          lookups that are in range and whose topic it has, and those of them that its filter did not exclude
         """
         cdef Part part
         cdef int done
+        cdef int64_t *pairs = NULL
+        cdef Py_ssize_t one
         part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
         part.left, part.left_count, part.left_room = NULL, 0, 0
         if start < 0 or stop > self.topic_index.shape[0]:
             fail("there are fewer lookups")
-        part.matched = <int64_t *>calloc(self.count + 1, 8)
+        part.counts = <int64_t *>calloc(self.count + 1, 8 * COUNTS)
         try:
-            if part.matched == NULL:
+            if part.counts == NULL:
                 raise MemoryError
             with nogil:
                 done = self.search(start, stop, &part)
             if done < 0:
                 raise MemoryError
+            if self.stored_count:
+                pairs = <int64_t *>malloc(16 * (stop - start) + 16)
+                if pairs == NULL:
+                    raise MemoryError
+            for one in range(self.stored_count):
+                self.search_stored_file(self.stored_numbers[one], self.stored[one], start, stop, pairs, &part)
             return (
                 PyByteArray_FromStringAndSize(<char *>part.owners, 8 * part.found.count),
                 PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),
                 PyByteArray_FromStringAndSize(<char *>part.left, 16 * part.left_count),
-                PyByteArray_FromStringAndSize(<char *>part.matched, 8 * self.count),
+                PyByteArray_FromStringAndSize(<char *>part.counts, 8 * COUNTS * self.count),
             )
         finally:
             free(part.owners)
             free(part.left)
-            free(part.matched)
+            free(part.counts)
+            free(pairs)
             free(part.found.rows)
             free(part.found.items)
             free(part.found.group)
@@ -1687,19 +1757,12 @@ cdef class ViewBatch:
                 files[live], indexes[live] = file, indexes[pair]
                 live += 1
 
-    cdef int search_pair(self, Py_ssize_t number, Py_ssize_t lookup, Part *part) except -9 nogil:
-        """Add the rows of a file for a lookup."""
-        cdef Place *place = &self.places[number]
-        cdef Found *found = &part.found
-        cdef Found ordered
-        cdef Asked asked
-        cdef int64_t at = self.ranges[2 * number], end = self.ranges[2 * number + 1], middle, before = found.count
-        cdef uint32_t key_hash = <uint32_t>self.key_hash[lookup], masked_hash = <uint32_t>self.masked_hash[lookup]
-        cdef int rule, done = 0, kind = place.file.rule
+    cdef bint ask(self, Py_ssize_t number, Py_ssize_t lookup, Asked *asked) noexcept nogil:
+        """Set what a lookup asks of a file. Return false if the file lacks the topic."""
+        cdef int64_t at = self.ranges[2 * number], end = self.ranges[2 * number + 1], middle
         asked.low, asked.high = self.low[lookup], self.high[lookup]
         asked.most = min(self.most[lookup], <int64_t>1 << 60)
-        if max(asked.low, place.second_min) > min(asked.high, place.second_max):
-            return 0
+        asked.shown_hash, asked.fingerprint = <uint32_t>self.key_hash[lookup], self.fingerprint[lookup]
         asked.has_after, asked.ids, asked.id_count = False, NULL, -1
         if at >= 0:
             while end - at > 1:
@@ -1709,10 +1772,23 @@ cdef class ViewBatch:
                 else:
                     end = middle
             if at == end or self.topics[2 * at] != self.topic_index[lookup]:
-                return 0
+                return False
             asked.ids = self.ids + self.topics[2 * at + 1]
             asked.id_count = self.topics[2 * at + 3] - self.topics[2 * at + 1]
-        asked.shown_hash, asked.fingerprint = key_hash, self.fingerprint[lookup]
+        return True
+
+    cdef int search_pair(self, Py_ssize_t number, Py_ssize_t lookup, Part *part) except -9 nogil:
+        """Add the rows of a local file for a lookup."""
+        cdef Place *place = &self.places[number]
+        cdef Found *found = &part.found
+        cdef Asked asked
+        cdef int64_t before = found.count
+        cdef uint32_t key_hash = <uint32_t>self.key_hash[lookup], masked_hash = <uint32_t>self.masked_hash[lookup]
+        cdef int rule, done = 0, kind = place.file.rule
+        if max(self.low[lookup], place.second_min) > min(self.high[lookup], place.second_max):
+            return 0
+        if not self.ask(number, lookup, &asked):
+            return 0
         for rule in range(2):
             # the hash rules, as in `View.seek`
             if (rule == 0 and kind == 1 and masked_hash != key_hash) or (
@@ -1726,10 +1802,18 @@ cdef class ViewBatch:
                 done = search_items_of(place.file, &asked, found)
             if done < 0:
                 break
-        if done == 0 and found.count - before > asked.most:
+        return self.end(number, lookup, asked.most, before, done, part)
+
+    cdef int end(
+        self, Py_ssize_t number, Py_ssize_t lookup, int64_t most, int64_t before, int done, Part *part
+    ) noexcept nogil:
+        """Keep the rows from `before` on, or leave the file to the caller if `done` says so."""
+        cdef Found *found = &part.found
+        cdef Found ordered
+        if done == 0 and found.count - before > most:
             ordered = found[0]
             ordered.rows, ordered.count = found.rows + before * found.stride, found.count - before
-            done = order_rows(&ordered, min(asked.most, ordered.count) + 1)
+            done = order_rows(&ordered, min(most, ordered.count) + 1)
             found.count = before + ordered.count
         if done == DECLINED:
             found.count, done = before, 0
@@ -1739,10 +1823,133 @@ cdef class ViewBatch:
             part.left_count += 1
         if done < 0 or make_room(&part.owners, &part.owners_room, found.count) < 0:
             return NO_MEMORY
-        part.matched[number] += found.count - before
+        part.counts[COUNTS * number] += found.count - before
         while before < found.count:
             part.owners[before] = lookup
             before += 1
+        return 0
+
+    cdef int search_stored_file(
+        self, Py_ssize_t number, File *file, Py_ssize_t start, Py_ssize_t stop, int64_t *pairs, Part *part
+    ) except -1:
+        """Search a file in a storage. `pairs` has room for a slot and a lookup of each lookup."""
+        cdef Py_ssize_t count
+        cdef bint is_closed = number < 0
+        cdef const int64_t *counts
+        cdef int64_t missed = -1
+        cdef int descriptor = -1, done
+        if is_closed:
+            number = ~number
+        counts = part.counts + COUNTS * number
+        with nogil:
+            count = self.choose(number, file, start, stop, pairs, part)
+        if not count:
+            return 0
+        source = (<LocalFile>file.owner).source
+        opened = None if is_closed else source.open_now()
+        try:
+            if opened is not None:
+                descriptor = opened.descriptor
+            with nogil:
+                done = self.read_groups(number, file, descriptor, pairs, count, &missed, part)
+        finally:
+            if opened is not None:
+                opened.close(counts[READS], counts[READ_BYTES])
+        if done < 0:
+            raise MemoryError
+        if missed >= 0:
+            source.miss(self.mixed(file, missed))
+        return 0
+
+    cdef inline uint64_t mixed(self, const File *file, Py_ssize_t lookup) noexcept nogil:
+        """Return the hash of a lookup for filters."""
+        cdef uint64_t upper = <uint32_t>(self.masked_hash[lookup] if file.rule == 1 else self.key_hash[lookup])
+        return filter_mix(upper << 32 | (self.fingerprint[lookup] if self.view.form.fingerprint_at else 0))
+
+    cdef Py_ssize_t choose(
+        self, Py_ssize_t number, const File *file, Py_ssize_t start, Py_ssize_t stop, int64_t *pairs, Part *part
+    ) noexcept nogil:
+        """Write the pairs of slot and lookup that a file may answer, by slot, and return their number."""
+        cdef const uint8_t *filter = file.filter if file.kind else NULL
+        cdef Py_ssize_t lookup, pair, chosen, count = 0
+        cdef int64_t slot
+        cdef Asked asked
+        cdef Bits bits
+        for lookup in range(start, stop):
+            if self.low[lookup] > file.second_max or self.high[lookup] < file.second_min:
+                continue
+            slot = slot_of(file, <uint32_t>(self.masked_hash[lookup] if file.rule == 1 else self.key_hash[lookup]))
+            if slot < file.slot_low or slot >= file.slot_high or not self.ask(number, lookup, &asked):
+                continue
+            pairs[2 * count], pairs[2 * count + 1] = slot, lookup
+            count += 1
+            if filter != NULL:
+                prefetch(filter + 32 * ((self.mixed(file, lookup) >> 32) * file.blocks >> 32))
+        part.counts[COUNTS * number + IN_RANGE] += count
+        chosen = count
+        if filter != NULL:
+            chosen = 0
+            for pair in range(count):
+                set_key_bits(&bits, self.mixed(file, pairs[2 * pair + 1]))
+                if not excludes(filter, NULL, file.blocks, &bits):
+                    pairs[2 * chosen], pairs[2 * chosen + 1] = pairs[2 * pair], pairs[2 * pair + 1]
+                    chosen += 1
+        part.counts[COUNTS * number + SEARCHED] += chosen
+        qsort(pairs, chosen, 16, by_first)
+        return chosen
+
+    cdef int read_groups(
+        self, Py_ssize_t number, File *file, int descriptor, const int64_t *pairs, Py_ssize_t count, int64_t *missed,
+        Part *part
+    ) except -9 nogil:
+        """Search the slot groups of pairs. Leave those to the caller that are not in memory, damaged, or in blocks.
+
+        `missed` becomes a lookup of the file's whole range without rows, if there is one.
+        """
+        cdef Found *found = &part.found
+        cdef Py_ssize_t pair, lookup
+        cdef int64_t held = -1, at, begin, size, before
+        cdef const uint8_t *group
+        cdef Asked asked
+        cdef int done
+        for pair in range(count):
+            lookup, before = pairs[2 * pair + 1], found.count
+            if descriptor < 0:
+                if self.end(number, lookup, 0, before, DECLINED, part) < 0:
+                    return NO_MEMORY
+                continue
+            self.ask(number, lookup, &asked)
+            asked.key_hash = <uint32_t>(self.masked_hash[lookup] if file.rule == 1 else self.key_hash[lookup])
+            at, done = group_of(file, pairs[2 * pair]), 0
+            group = file.groups + GROUP * at
+            if at >= 0 and word_at(group + 4):
+                begin, size = long_at(group + 8), word_at(group + 16)
+                if not is_whole(file, group):
+                    done = DECLINED
+                elif held != at:
+                    held = -1
+                    if make_group(found, size) < 0:
+                        return NO_MEMORY
+                    if read_cached(descriptor, found.group, size, begin) != size:
+                        done = DECLINED
+                    else:
+                        part.counts[COUNTS * number + READS] += 1
+                        part.counts[COUNTS * number + READ_BYTES] += size
+                        if matches(file.owner, found.group, size, word_at(group + 20)):
+                            held = at
+                        else:
+                            done = DECLINED
+                if done == 0:
+                    done = search_items(
+                        file, found.group, size + 16 if file.kind == PACKED else size, 0, size, word_at(group + 4),
+                        &asked, found,
+                    )
+            if done == NO_MEMORY:
+                return NO_MEMORY
+            if done == 0 and found.count == before and asked.low <= file.second_min and asked.high >= file.second_max:
+                missed[0] = lookup
+            if self.end(number, lookup, asked.most, before, done, part) < 0:
+                return NO_MEMORY
         return 0
 
 

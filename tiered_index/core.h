@@ -3,6 +3,7 @@
 #define TIERED_INDEX_CORE_H
 
 #include <stdint.h>
+#include <sys/uio.h>
 #include <time.h>
 
 static inline uint32_t swapped32(uint32_t value) { return __builtin_bswap32(value); }
@@ -19,6 +20,17 @@ static inline double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Read bytes of a file that the operating system has in memory. Returns their number; -1: none, or it can't tell. */
+static inline int64_t read_cached(int descriptor, void *to, int64_t size, int64_t at) {
+#ifdef RWF_NOWAIT
+    struct iovec part = {to, (size_t)size};
+    return preadv2(descriptor, &part, 1, at, RWF_NOWAIT);
+#else
+    (void)descriptor, (void)to, (void)size, (void)at;
+    return -1;
+#endif
 }
 
 /* for sum_of in _views.pyx: arbitrary numbers; the factors must be odd */

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +48,7 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import compiled_views, crc32
-from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.answers.batch import LookupBatch, Matches, in_core
 from tiered_index.service.answers.rows import PreparedLookup, first_answers
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import LocalBytes
@@ -54,6 +56,7 @@ from tiered_index.service.files.search import search_file, search_file_for_many
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.publication import stored_file
 from tiered_index.service.log.summary import decode, encode
+from tiered_index.storage.base import OpenObject
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 
@@ -82,6 +85,76 @@ class InMemory(LocalBytes):
         if self._trailer.tail.filter_length % 32:
             raise CorruptFile(self.file, "the filter is not made of blocks of 32 bytes")
         self._in_core = None
+
+
+class _Source:
+    """Supplies the core with a changed file as from a storage, whose bytes are in the page cache."""
+
+    crc32 = staticmethod(crc32)
+
+    def __init__(self, file: InMemory) -> None:
+        self._file, self._metadata = file, file.trailer().metadata
+
+    def in_core(self) -> Any:
+        """Return the core's file."""
+        schema, slots = self._metadata.layout.schema, self._metadata.slot_map
+        made = compiled_views().LocalFile(row_form(schema), None, None, 0, 0, slots.base)
+        return made.from_source(self, -(2**40), 2**40, (slots.split, slots.join, 0, slots.slots))
+
+    def open(self, file: Any) -> bool:
+        """See `LocalFile.from_source`."""
+        metadata, groups = self._metadata, self._file.trailer().directory.group_bytes
+        packing = metadata.packing
+        if packing is not None and not packing.fits_core:
+            return False
+        ids = metadata.ids_by_topic if metadata.topics else None
+        begin_s, base = metadata.begin_ms // 1000, metadata.slot_map.base
+        packed = None if packing is None else packing.in_core
+        try:
+            file.opened(ids, begin_s, base, groups, self._file.size_bytes, packed)
+        except ValueError:
+            return False
+        return True
+
+    def block(self, at: int, size: int, crc: int) -> Any:
+        """See `LocalFile.from_source`."""
+        data = bytes(self._file.data[at : at + size])
+        return data if len(data) == size and crc32(data) == crc else None
+
+    def miss(self, _: int) -> None:
+        """Ignore a miss."""
+
+    def open_now(self) -> OpenObject:
+        """See `LocalFile.from_source`."""
+        with tempfile.TemporaryFile() as file:
+            file.write(self._file.data)
+            file.flush()
+            return OpenObject(os.dup(file.fileno()))
+
+
+def _try_stored(random: Random, file: InMemory, schema: Any) -> bool:
+    """Compare lookups through a view of a stored file with NumPy's; return whether rows were compared."""
+    view = compiled_views().View(row_form(schema), [(_Source(file).in_core(), -(2**40), 2**40)], ["file"])
+    batch = _batch(random)
+    batch.allow_partial = True
+    with using(None):
+        found = _outcome(lambda: search_file_for_many(file, batch))
+    if isinstance(found, str):
+        return False
+    damaged = {number for numbers, _ in found.damage for number in numbers.tolist()}
+    expected = _many(lambda _: found, batch, schema)()
+    asked = in_core(view, batch, batch.under("mask")[0].key_hash, stored=True)
+    owners, rows, left, _ = asked.find(0, len(batch))
+    # one slot is the whole file here, so nothing but pairs can be left
+    away = damaged | set(np.frombuffer(left, np.int64)[1::2].tolist())
+    answers = _many(
+        lambda _: Matches(np.frombuffer(owners, np.int64), np.frombuffer(rows, schema.row)), batch, schema
+    )()
+    for number in range(len(batch)):
+        assert number in away or answers[number] == expected[number], (
+            f"lookup {number} in a view: {answers[number]!r:.200}, and NumPy {expected[number]!r:.200}"
+        )
+    return len(away) < len(batch) and any(answers)
 
 
 def _entries(random: Random, layout: Layout, count: int) -> Any:
@@ -236,6 +309,8 @@ def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
     has_rows = _compare(core, "search", _single(file.search, lookup, schema))
     if random.random() < 0.2:
         has_rows |= _compare(core, "stored search", _single(lambda one: search_file(file, one), lookup, schema))
+    if random.random() < 0.1:
+        has_rows |= _try_stored(random, file, schema)
     if random.random() < 0.1:
         batch, metadata = _batch(random), file.trailer().metadata
         _compare(core, "search_many", _many(file.search_many, batch, schema, metadata))

@@ -614,13 +614,15 @@ class IndexService(Lookups[ItemT]):
         context = request_context.get()
         return view if context is UNBOUNDED or context is NO_WAIT else view.local, about, is_alone
 
-    def _viewed(self, second_min: int, second_max: int) -> Viewed:
+    def _viewed(self, second_min: int, second_max: int, stored: bool) -> Viewed:
         """Return the handles of `_handles` that are not in a view, and a view of the catalog (None: there is none)."""
         # `_handles` then raises for a closed index
         if compiled_views() is None or self._closed:
             return (), None
         found = self._buffered(second_min, second_max)
-        view = self._catalog.view(partial(LocalView, self._schema, stored=True)).local
+        view = self._catalog.view(partial(LocalView, self._schema, stored=True))
+        if not stored:
+            view = view.local
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", error))
         return (found, view) if not self._closed else ((), None)

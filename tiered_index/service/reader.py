@@ -40,7 +40,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
-from tiered_index.service.files.view import WholeView
+from tiered_index.service.files.view import Viewed, WholeView
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer
@@ -560,7 +560,16 @@ class IndexReader(Lookups[ItemT]):
         views = self._views
         # before the handles, which may then be of a later state of the log, never of an earlier one
         freshness = tuple([seen for view in views if (seen := view.seen()) is not None])
-        return Files(partial(self._handles, views, unopened, begun_s), freshness)
+        return Files(
+            partial(self._handles, views, unopened, begun_s), freshness, partial(self._viewed, views[0], begun_s)
+        )
+
+    def _viewed(self, view: IndexView, begun_s: float, second_min: int, second_max: int, stored: bool) -> Viewed:
+        """Return the files of a log that can't be read, and a view of the others (None: there is none)."""
+        if not stored or self._several or compiled_views() is None:
+            return (), None
+        found = view.viewed(begun_s)
+        return found if not self._closed else ((), None)
 
     def _handles(
         self, views: Sequence[IndexView], unopened: list[Handle], begun_s: float, second_min: int, second_max: int

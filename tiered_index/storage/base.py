@@ -11,6 +11,7 @@ Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Am
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from abc import ABC, abstractmethod
@@ -92,6 +93,17 @@ class StorageOptions:
     uri_parameters: ClassVar[tuple[str, ...]] = ()
 
 
+class OpenObject:
+    """An object that is open for reading, by its file descriptor. Threads: one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def close(self, reads: int, size_bytes: int) -> None:
+        """Close the object after so many reads, of `size_bytes` together."""
+        os.close(self.descriptor)
+
+
 class Storage(ABC):
     """One place that holds objects. `uri` names it; `min_part_bytes` bounds every part but the last."""
 
@@ -120,8 +132,8 @@ class Storage(ABC):
         backend returns another number of bytes, and `ObjectNotFound`. `length` 0 returns ``b""`` without a request.
         """
 
-    def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
-        """Return a range of an object of `size_bytes` from the local disk, or None; the caller verifies the bytes.
+    def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
+        """Open an object of `size_bytes` on the local disk, or return None. The caller verifies what it reads.
 
         After None call `get_range`, which also raises the errors.
         """

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
-from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.base import Call, OpenObject, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import span
@@ -170,6 +170,19 @@ class Usage:
                 )
 
 
+class _CountedObject(OpenObject):
+    def __init__(self, inner: OpenObject, name: str, total: Usage) -> None:
+        super().__init__(inner.descriptor)
+        self._inner, self._name, self._total = inner, name, total
+
+    def close(self, reads: int, size_bytes: int) -> None:
+        self._inner.close(reads, size_bytes)
+        if reads:
+            call = Call("get_range", self._name, requests=reads, asked_bytes=size_bytes)
+            self._total.begin(call)
+            self._total.end(call, read=size_bytes)
+
+
 class MeteredStorage(WrapperStorage):
     """A wrapper that counts every call: in `total`, and in each `measure()` block."""
 
@@ -181,14 +194,10 @@ class MeteredStorage(WrapperStorage):
         self._tells = False
         self._pid = os.getpid()
 
-    def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
-        """As `Storage.read_now`; counted only in `total`."""
-        data = None if self._pid != os.getpid() else self.inner.read_now(name, start, length, size_bytes)
-        if data is not None:
-            call = Call("get_range", name, asked_bytes=length)
-            self.total.begin(call)
-            self.total.end(call, read=length)
-        return data
+    def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
+        """As `Storage.open_now`; the reads are counted only in `total`, when the object is closed."""
+        opened = None if self._pid != os.getpid() else self.inner.open_now(name, size_bytes)
+        return None if opened is None else _CountedObject(opened, name, self.total)
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:

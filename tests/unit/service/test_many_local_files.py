@@ -170,9 +170,9 @@ def test_a_batch_has_the_rows_of_its_lookups(fresh, together):
     counts = np.zeros(len(fresh), np.int64)
     found = []
     for span in itertools.pairwise((0, 30, 31, len(lookups))):
-        owners, rows, left, matched = asked.find(*span)
+        owners, rows, left, numbers = asked.find(*span)
         assert not left
-        counts += np.frombuffer(matched, np.int64)
+        counts += np.frombuffer(numbers, np.int64).reshape(-1, 5)[:, 0]
         table = np.frombuffer(rows, LAYOUT.schema.row)
         numbers = np.frombuffer(owners, np.int64)
         found += zip(numbers.tolist(), table["second"].tolist(), table["offset"].tolist(), strict=True)

@@ -1,5 +1,6 @@
 """A reader looks up in stored files. The core's answers and costs equal those of the search file by file."""
 
+import os
 import random
 import threading
 from operator import attrgetter
@@ -9,8 +10,9 @@ import pytest
 import tiered_index
 from tests.support.cases import each
 from tests.support.core import compiled_core, using
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
+from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.view import StoredSource
 from tiered_index.storage.context import UNBOUNDED, Activation, request_context
 
@@ -91,6 +93,91 @@ def test_answers_and_costs_are_those_of_the_search_file_by_file(store, settings,
     assert answered > 70 or "directory_cache_bytes" in settings
 
 
+def told_of_all(reader, asked, **limits):
+    """Return everything that a batch says but its cost, or the error."""
+    try:
+        answers = reader.query_many(asked, **limits)
+    except TieredIndexError as error:
+        return (type(error), str(error))
+    of_file = attrgetter("file", "place", "outcome", "error")
+    return [(one.items, one.status, one.cursor, list(map(of_file, one.failed)), one.seen) for one in answers]
+
+
+def batches(seed, count):
+    """Return batches of lookups, with different numbers of wanted entries."""
+    random_ = random.Random(seed)
+    return [
+        [Lookup(**lookup, max_count=random_.choice([1, 3, 64])) for lookup in lookups(seed + number, 60)]
+        for number in range(count)
+    ]
+
+
+def forget_pages(store):
+    """Drop a store's objects from the page cache, so that reading them takes time."""
+    for path in (store / "storage").rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, *each(filter_after_probes=[1], block_cache_bytes=[0], directory_cache_bytes=[0]), CACHED], ids=str
+)
+def test_batches_are_those_of_the_search_file_by_file(store, settings, tmp_path):
+    caches = [{"cache_dir": tmp_path / name} if "cache_dir" in settings else {} for name in ("one", "other")]
+    with open_reader(store, **settings | caches[0]) as one, open_reader(store, **settings | caches[1]) as other:
+        for number, batch in enumerate(batches(20, 3 if "directory_cache_bytes" in settings else 12)):
+            with using(None):
+                expected = told_of_all(other, batch)
+            if number % 3 == 2:
+                # the core then leaves slot groups to the search file by file
+                forget_pages(store)
+            assert told_of_all(one, batch) == expected
+            assert told_of_all(one, batch, max_requests=1_000) == expected
+        if "directory_cache_bytes" in settings:
+            return
+        # each file is told once, and its requests are those of the storage
+        before = one.storage.total.requests, one.storage.total.bytes_read
+        found = one.query_many([Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]).explain
+        assert [found.requests, found.bytes] == [
+            now - then
+            for now, then in zip((one.storage.total.requests, one.storage.total.bytes_read), before, strict=True)
+        ]
+        assert len({report.file for report in found.files}) == len(found.files) > 1
+
+
+def test_the_core_reads_the_slot_groups_of_a_batch(store, monkeypatch):
+    """All groups are in the page cache. So nothing is left to the search file by file."""
+    if not can_read_cached(store):
+        pytest.skip("this file system can't tell whether bytes are in memory")
+    asked = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
+    with open_reader(store, block_cache_bytes=0) as reader:
+        expected = told_of_all(reader, asked)
+
+        def refused(*_):
+            raise AssertionError("a search file by file")
+
+        monkeypatch.setattr(StorageBytes, "search_many", refused)
+        assert told_of_all(reader, asked) == expected
+        reports = reader.query_many(asked).explain.files
+        assert sum(report.matched for report in reports) == sum(map(len, reader.query_many(asked)))
+        # keys of the same slot group share a read
+        assert all(0 < report.requests <= KEYS for report in reports)
+        # a topic that no file has
+        assert {report.outcome for report in reader.query_many([("z", "k1")]).explain.files} == {"skipped_topic"}
+
+
+def can_read_cached(store):
+    path = next(path for path in (store / "storage").rglob("*") if path.is_file() and path.stat().st_size)
+    with path.open("rb") as file:
+        file.read()
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
+
+
 def test_pages_are_those_of_the_search_file_by_file(store):
     with open_reader(store) as one, open_reader(store) as other:
         for lookup in lookups(2, 100):
@@ -133,6 +220,10 @@ def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path, cached):
                 found, bound = index.query(**lookup), index.query(**lookup, max_requests=1_000)
                 assert found.items == expected.items == bound.items
                 assert (found.status, found.seen) == (expected.status, expected.seen)
+            for batch in batches(11, 5):
+                with using(None):
+                    expected = told_of_all(index, batch)
+                assert told_of_all(index, batch) == expected == told_of_all(index, batch, max_requests=1_000)
         assert index._engine.plain.complete > 150
         asked = [("a", f"k{key}", *begin) for key in range(KEYS) for begin in ((), (T_MS + 3 * HOUR_MS,))]
         requests = index.storage.total.requests
@@ -196,6 +287,11 @@ def test_damage_of_an_object_is_reported_as_before(store, tmp_path, harm):
             elif harm == "changed":
                 path.write_bytes(bytes(b ^ 1 for b in whole[:4096]) + whole[4096:])
             errors = 0
+            for batch in batches(30, 3):
+                for partial in (False, True):
+                    with using(None):
+                        expected = told_of_all(other, batch, allow_partial=partial)
+                    assert told_of_all(one, batch, allow_partial=partial) == expected
             for lookup in lookups(5, 60):
                 with using(None):
                     expected = told(other, lookup)

@@ -85,13 +85,18 @@ def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int,
     return None if left else Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
 
 
-def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32]) -> ViewBatch:
-    """Return the `ViewBatch` of a batch for the compiled core. `masked_hash` (i32, n): for files of rule ``mask``."""
+def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32], *, stored: bool = False) -> ViewBatch:
+    """Return the `ViewBatch` of a batch for the compiled core. `masked_hash` (i32, n): for files of rule ``mask``.
+
+    `stored`: also search files in a storage.
+    """
     core = compiled_views()
     assert core is not None
     bounds = batch.second_min, batch.second_max, batch.max_count
     asked = batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds
-    return core.ViewBatch(view, batch.topics, *map(np.ascontiguousarray, asked))  # type: ignore[no-any-return]
+    return core.ViewBatch(  # type: ignore[no-any-return]
+        view, batch.topics, *map(np.ascontiguousarray, asked), stored
+    )
 
 
 class _Matched(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -417,8 +418,15 @@ class ColdPath:
             return block
         if request_context.get() is NO_WAIT:
             return None
-        data = self.storage.read_now(stored.name, offset, length, stored.size_bytes)
-        if data is None or crc32(data) != crc:
+        if (opened := self.storage.open_now(stored.name, stored.size_bytes)) is None:
+            return None
+        try:
+            data = os.pread(opened.descriptor, length, offset)
+        except (OSError, ValueError):
+            return None
+        finally:
+            opened.close(1, length)
+        if crc32(data) != crc:
             return None
         self.caches.blocks.put(key, data, length)
         return (data,)

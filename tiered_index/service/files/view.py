@@ -8,8 +8,9 @@ Threads: any.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.kernels import compiled_views
+from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, in_core
 from tiered_index.service.answers.rows import MOST_ROWS, PreparedLookup
 from tiered_index.service.catalog.catalog import FileLabel, Handle, label_of
@@ -25,6 +26,7 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.storage.base import OpenObject
 from tiered_index.storage.context import NO_WAIT, request_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from tiered_index._views import LocalFile, View, ViewRows
     from tiered_index.service.cold.path import ColdPath
 
-# notes of `View.find`: out of range, left to the caller
-_AWAY, _LEFT = -1, -3
+# notes of `View.find`: out of range, left to the caller, excluded by the filter or by the topic
+_AWAY, _LEFT, _BY_FILTER, _BY_TOPIC = -1, -3, -4, -5
+# numbers that `ViewBatch.find` returns for each file
+_COUNTS = 5
 # notes of skipped files
 _SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic"}
 
@@ -114,8 +118,31 @@ def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
     return reports
 
 
+def with_reads_of(found: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
+    """Return reports of files that are `left`, with the requests that the core made for them."""
+    labels, notes = found.handles, found.notes
+    spent_by = {
+        (labels[number].file_id, labels[number].source): spent
+        for number, spent in found.spent_by.items()
+        if notes[number] == _LEFT
+    }
+    return [
+        report
+        if (spent := spent_by.get((report.file, report.source))) is None
+        else replace(
+            report,
+            requests=report.requests + spent[0],
+            bytes=report.bytes + spent[1],
+            cost_usd=report.cost_usd + prices.cost_usd({"get_range": spent[0]}, spent[1]),
+        )
+        for report in reports
+    ]
+
+
 class StoredSource:
     """Supplies the compiled core with a stored file or shard, without requests: from memory or a local folder."""
+
+    crc32 = staticmethod(crc32)
 
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema
@@ -158,6 +185,10 @@ class StoredSource:
             return True
         return not filters.is_due(stored)
 
+    def open_now(self) -> OpenObject | None:
+        """See `Storage.open_now`."""
+        return self._cold.storage.open_now(self._stored.name, self._stored.size_bytes)
+
     def block(self, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
         """See `ColdPath.block_now`."""
         return self._cold.block_now(self._stored, offset, length, crc)
@@ -184,8 +215,12 @@ class LocalView:
         self.handles: list[Handle] = [*growing, *rest]
         self._has_stored = False
         self._without_stored: LocalView | None = None
-        files, labels = [], []
+        labels = []
+        files: list[tuple[LocalFile | None, int, int]] = []
+        # for each handle the number of its first file
+        self._first: list[int] = []
         for handle in self.handles:
+            self._first.append(len(files))
             # labels in place of handles, so that an answer keeps no file open
             label = handle.label if isinstance(handle, UnsealedFile) else label_of(handle)
             found = _local_in_core(handle, schema)
@@ -221,35 +256,55 @@ class LocalView:
         hashes = lookup.key_hash, lookup.masked_hash, lookup.fingerprint
         return self.core.find(lookup.topic, *hashes, lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after)
 
-    def find_many(self, batch: LookupBatch, in_parts: InParts) -> BatchRows:
-        """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup."""
-        asked = in_core(self.core, batch, batch.under("mask")[0].key_hash)
+    def find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False) -> BatchRows:
+        """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup.
+
+        `stored`: also search files in a storage, as far as no read has to wait.
+        """
+        asked = in_core(self.core, batch, batch.under("mask")[0].key_hash, stored=stored)
         parts = in_parts(asked.find, len(batch))
         matches = [
             Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
             for lookups, rows, _, _ in parts
         ]
-        matched = np.sum([np.frombuffer(counts, np.int64) for *_, counts in parts], axis=0).tolist()
-        lookups_of: dict[int, list[int]] = {}
-        for *_, left, _ in parts:
-            for number, lookup in np.frombuffer(left, np.int64).reshape(-1, 2).tolist():
-                lookups_of.setdefault(number, []).append(lookup)
+        counts = np.sum([np.frombuffer(some, np.int64).reshape(-1, _COUNTS) for *_, some in parts], axis=0)
+        if len(counts) > len(self.handles):
+            counts = np.add.reduceat(counts, self._first)
         low, high = int(batch.second_min.min()), int(batch.second_max.max())
         away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
-        whole = [number for number in asked.left if not away[number]]
-        partly = [(np.array(some), matched[number]) for number, some in lookups_of.items()]
-        # the caller's search of these files makes their notes
-        for number in (*whole, *lookups_of):
-            matched[number] = _LEFT
+        left = self._left(asked.left, [some for _, _, some, _ in parts])
+        notes, spent_by = [], {}
+        for place, (rows, reads, size, in_range, searched) in enumerate(counts.tolist()):
+            if reads:
+                spent_by[place] = reads, size
+            note = rows
+            if away[place]:
+                note = _AWAY
+            elif place in left:
+                note = _LEFT
+            elif not (self.handles[place].is_local or searched):
+                note = _BY_FILTER if in_range else _BY_TOPIC
+            notes.append(note)
+        needed = [place for place in left if not away[place]]
         return BatchRows(
             matches,
-            [self.handles[number] for number in (*whole, *lookups_of)],
-            dict(enumerate(partly, len(whole))),
+            [self.handles[place] for place in needed],
+            {at: (some, int(counts[place, 0])) for at, place in enumerate(needed) if (some := left[place]) is not None},
             [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away],
-            BatchNotes(
-                self.labels, [_AWAY if is_away else count for is_away, count in zip(away, matched, strict=True)]
-            ),
+            BatchNotes([self.labels[number] for number in self._first], notes, spent_by),
         )
+
+    def _left(self, files: Sequence[int], pairs: Sequence[bytearray]) -> dict[int, npt.NDArray[np.int64] | None]:
+        """Return the handles to search, by place, and the lookups of each (None: all).
+
+        `files` are to be searched for all lookups. `pairs` have a file and a lookup each.
+        """
+        left: dict[int, npt.NDArray[np.int64] | None] = {bisect_right(self._first, file) - 1: None for file in files}
+        found = np.concatenate([np.frombuffer(some, np.int64) for some in pairs]).reshape(-1, 2)
+        places = np.searchsorted(self._first, found[:, 0], "right") - 1
+        for place in np.unique(places).tolist():
+            left.setdefault(place, found[places == place, 1])
+        return left
 
     def left(self, found: ViewRows) -> list[Handle]:
         """Return the files that the caller of `find` has to search."""

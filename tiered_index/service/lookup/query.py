@@ -42,10 +42,11 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import BatchNotes, Noted, Partly, WholeView, reports_of
+from tiered_index.service.files.view import BatchNotes, Noted, Partly, WholeView, reports_of, with_reads_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan
+from tiered_index.storage.context import UNBOUNDED, request_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -215,7 +216,7 @@ class QueryEngine:
         # entries newer than the cursor are on earlier pages
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         files, viewed = run.files, None
-        handles, view = files.viewed(lookup.second_min, lookup.second_max)
+        handles, view = files.viewed(lookup.second_min, lookup.second_max, False)
         logs = self.logs()
         if view is not None and not logs.expired and (viewed := view.find(lookup)) is not None:
             handles = [*handles, *view.left(viewed)]
@@ -302,15 +303,16 @@ class QueryEngine:
         logs = NO_LOGS
         if len(lookups) > len(pages):
             within = int(batch.second_min.min()), int(batch.second_max.max())
-            # a call of the core has no deadline
-            beside, view = ((), None) if run.is_timed else files.viewed(*within)
+            # the core neither counts requests nor bounds them, and has no deadline
+            stored = run.budget is None and request_context.get() is UNBOUNDED
+            beside, view = ((), None) if run.is_timed else files.viewed(*within, stored)
             logs = self.logs()
             if view is None or logs.expired:
                 handles = needed = files.handles(*within)
                 logs = self.logs()
                 kept = logs.kept(batch)
             else:
-                viewed = view.find_many(batch, self._files.in_parts)
+                viewed = view.find_many(batch, self._files.in_parts, stored=stored)
                 noted = viewed.noted
                 for found in viewed.matches:
                     matches.add(found)
@@ -487,7 +489,7 @@ def _explain(
     """Return a function that makes the `Explain` of a pass. Cost besides files and `elsewhere` is that of the log."""
     # counted now, because an abandoned search may still make a request
     total, elapsed_s = run.spent() - elsewhere, time.perf_counter() - started
-    return partial(_explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, viewed)
+    return partial(_explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, viewed, run.prices)
 
 
 def _explained(
@@ -501,7 +503,7 @@ def _explained(
 ) -> Explain:
     reports = [*(note() for note in notes), *outdated]
     if viewed is not None:
-        reports += reports_of(viewed, prices)
+        reports = with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     stats = RequestStats.of(*reports)

@@ -69,8 +69,11 @@ class Files(NamedTuple):
     """Returns the files that may have answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
     """The freshness before `handles` was called: of storages that are read without a root, and of a fenced writer."""
-    viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
-    """Returns the files that are not in a view, and the view (None: there is none)."""
+    viewed: Callable[[int, int, bool], Viewed] = lambda *_: ((), None)
+    """Returns the files that are not in a view, and the view (None: there is none).
+
+    The third argument: files in a storage may be in the view.
+    """
 
     def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
         """Return the freshness of an answer from `found`, a result of `handles`."""

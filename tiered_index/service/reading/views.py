@@ -37,7 +37,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.files.view import LocalView, WholeView
+from tiered_index.service.files.view import LocalView, Viewed, WholeView
 from tiered_index.service.files.window_table import apply_changes
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
@@ -368,6 +368,18 @@ class IndexView(Refreshed):
             refreshed_s = self._refreshed_s
         return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
 
+    def viewed(self, begun_s: float) -> Viewed:
+        """Return the files of a log that can't be read, and a view of all others. None: there is no view."""
+        if self.away is not None or self._root_view is not None:
+            return (), None
+        # before the files, as in `handles`
+        error, refreshed_s = self._error, self._refreshed_s
+        view = self._view()
+        return self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}"), view
+
+    def _view(self) -> LocalView:
+        return self.catalog.present_view or self.catalog.view(partial(LocalView, self.schema, stored=True))
+
     def whole(self, begun_s: float) -> WholeView | None:
         """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
 
@@ -376,9 +388,7 @@ class IndexView(Refreshed):
         freshness = self.freshness
         if freshness is None or self._error is not None or begun_s - self._refreshed_s >= self._interval_s:
             return None
-        view = self.catalog.present_view
-        if view is None:
-            view = self.catalog.view(partial(LocalView, self.schema, stored=True))
+        view = self._view()
         # after the files
         state = self._log.state
         if state.expired is not NOTHING or self._closed:

@@ -39,6 +39,7 @@ from tiered_index.storage.base import (
     NAME,
     Bytes,
     ObjectInfo,
+    OpenObject,
     PartInfo,
     SizedStorage,
     UploadHandle,
@@ -90,8 +91,8 @@ class LocalStorage(SizedStorage):
             if not name.endswith("%") and not name.startswith("."):
                 yield LocalStorage(self.folder / name, disk=self._disk)
 
-    def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
-        """As `Storage.read_now`, by a few system calls. The path is checked for links only once."""
+    def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
+        """As `Storage.open_now`, by a few system calls. The path is checked for links only once."""
         if type(self).get_range is not LocalStorage.get_range:
             return None
         try:
@@ -100,16 +101,13 @@ class LocalStorage(SizedStorage):
                     self._ways.clear()
                 path = self._ways[name] = str(self._path(name))
             descriptor = os.open(path, _FLAGS)
-            try:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
-                    return None
-                data = os.pread(descriptor, length, start)
-            finally:
-                os.close(descriptor)
         except (OSError, ValueError, TieredIndexError):
             return None
-        return data if len(data) == length else None
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_size == size_bytes:
+            return OpenObject(descriptor)
+        os.close(descriptor)
+        return None
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`: write a temporary file, sync it, rename it, sync the folder."""
