@@ -979,7 +979,7 @@ cdef class ViewRows:
     It can be the `_later` of an answer; `fields` then makes the fields of the answer.
     """
     cdef readonly list handles
-    cdef object fields
+    cdef object fields, item_kind
     cdef readonly object topic, key, about
     cdef readonly uint32_t key_hash, masked_hash
     cdef readonly int64_t second_min, second_max, max_count
@@ -1000,6 +1000,8 @@ cdef class ViewRows:
 
     def field(self, str name not None):
         """See `LaterFields.field`."""
+        if name == "items" and self.item_kind is not None:
+            return self.items(self.item_kind)
         return self.fields.field(self, name)
 
     def table(self):
@@ -1957,17 +1959,18 @@ cdef class ViewBatch:
 cdef class Answers:
     """Answers plain lookups: those that need only the files of a view, and have no budget and no cursor.
 
-    An answer is a `kind`. Its `_later` is a `ViewRows`, whose `fields` makes the answer's fields on first access.
+    An answer is a `kind`. Its `_later` is a `ViewRows`, whose `fields` makes the answer's fields on first access. Its
+    `plain_items` is the class of the items; None: it makes them, too.
     `complete` and `truncated` count the answers. A topic has at most `most_topic` characters, a key at most `most_key`,
     and a time is at most `last_millisecond`.
     """
     cdef readonly int64_t complete, truncated
-    cdef object kind, fields
+    cdef object kind, fields, item_kind
     cdef Py_ssize_t most_topic, most_key
     cdef int64_t last_millisecond
 
     def __init__(self, kind, fields, Py_ssize_t most_topic, Py_ssize_t most_key, int64_t last_millisecond):
-        self.fields = fields
+        self.fields, self.item_kind = fields, fields.plain_items
         self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
 
     def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True):
@@ -2008,9 +2011,13 @@ cdef class Answers:
         return self.made(rows, key, second_max, about)
 
     cdef made(self, ViewRows rows, key, int64_t second_max, about):
-        rows.key, rows.second_max, rows.about, rows.fields = key, second_max, about, self.fields
+        rows.key, rows.second_max, rows.about = key, second_max, about
+        rows.fields, rows.item_kind = self.fields, self.item_kind
         result = new(self.kind)
         PyObject_GenericSetAttr(result, "_later", rows)
+        if not rows.found.count:
+            # so that nobody has to ask for them
+            PyObject_GenericSetAttr(result, "items", ())
         if rows.skipped or rows.found.count > rows.max_count:
             self.truncated += 1
         else:

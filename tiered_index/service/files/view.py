@@ -120,6 +120,8 @@ def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
 
 def with_reads_of(found: Noted, reports: Sequence[FileReport], prices: PriceTable) -> list[FileReport]:
     """Return reports of files that are `left`, with the requests that the core made for them."""
+    if not found.spent_by:
+        return list(reports)
     labels, notes = found.handles, found.notes
     spent_by = {
         (labels[number].file_id, labels[number].source): spent

@@ -447,13 +447,14 @@ class ViewFields:
 
     def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem], prices: PriceTable) -> None:
         self._schema, self._form, self._item_type, self._prices = schema, form, item_type, prices
+        # the class of items that the core can make
+        self.plain_items = form.item_type if form.is_plain else None
 
     def field(self, found: ViewRows, name: str) -> Any:
         """See `LaterFields.field`."""
         match name:
             case "items":
-                form = self._form
-                return found.items(form.item_type) if form.is_plain else form.items(found.topic, self._rows(found))
+                return self._form.items(found.topic, self._rows(found))
             case "status":
                 return "truncated" if found.has_more else "complete"
             case "cursor":
