@@ -788,22 +788,21 @@ cdef class LocalFile:
     # its slices, and its number there
     cdef Slices slices
     cdef int bit
-    cdef const uint8_t[::1] data
-    cdef const uint8_t[::1] groups
-    cdef const int32_t[::1] heads
-    cdef const int64_t[:, ::1] columns
-    cdef const int64_t[::1] line
-    cdef const int32_t[::1] topics
+    # what the pointers in `file` point into; objects take less memory than typed memoryviews
+    cdef object data, groups, heads, packing
 
     def __init__(self, RowForm form not None, data, dict ids, int rule, int64_t begin_s, int64_t slots):
+        cdef const uint8_t[::1] whole
         self.form, self.ids = form, ids
         if not 0 < slots <= 0x7FFFFFFF:
             fail("a file has slots")
         if data is not None:
-            self.data = data
-            if not self.data.shape[0] or <uint64_t>&self.data[0] & 7:
+            # so that a memory map can't be closed
+            self.data = memoryview(data)
+            whole = self.data
+            if not whole.shape[0] or <uint64_t>&whole[0] & 7:
                 fail("a file has bytes, which are aligned")
-            self.file.data, self.file.size = &self.data[0], self.data.shape[0]
+            self.file.data, self.file.size = &whole[0], whole.shape[0]
         self.file.rule, self.file.begin_s, self.file.slots = rule, begin_s, slots
         self.file.split, self.file.join, self.file.slot_low, self.file.slot_high = 1, 1, 0, slots
         self.file.owner = <void *>self
@@ -853,8 +852,8 @@ cdef class LocalFile:
         if packing is not None:
             of_keys, columns, line, topics = packing
             self.pack(of_keys, columns, line, topics, slots)
-        self.ids, self.file.begin_s, self.file.size, self.groups = ids, begin_s, size, rows
-        self.file.group_count, self.file.groups = rows.shape[0] // GROUP, &self.groups[0]
+        self.ids, self.file.begin_s, self.file.size, self.groups = ids, begin_s, size, groups
+        self.file.group_count, self.file.groups = rows.shape[0] // GROUP, &rows[0]
         if not self.file.is_shard:
             self.file.slots = self.file.slot_high = slots
         # last, because another thread may search it from here on
@@ -888,12 +887,13 @@ cdef class LocalFile:
     def with_chains(self, heads, int64_t items_at, int64_t items):
         """Make this an unsealed file with space for `items` entries, and return it."""
         cdef int64_t entry_size = self.form.item_size + 4, number
+        cdef const int32_t[::1] rows = heads
         if self.file.kind:
             fail("it is a file of another kind")
         self.heads = heads
-        if self.heads.shape[0] < self.file.slots or items_at < 0 or items < 0:
+        if rows.shape[0] < self.file.slots or items_at < 0 or items < 0:
             fail("there are fewer heads than slots, or less than no items")
-        if items_at > self.data.shape[0] or items > (self.data.shape[0] - items_at) // entry_size:
+        if items_at > <int64_t>self.file.size or items > (<int64_t>self.file.size - items_at) // entry_size:
             fail("a file is smaller than its entries")
         self.file.peaks = <int64_t *>malloc(8 * ((items >> PEAK_BITS) + 1))
         if self.file.peaks == NULL:
@@ -902,7 +902,7 @@ cdef class LocalFile:
         for number in range((items >> PEAK_BITS) + 1):
             self.file.peaks[number] = INT64_MAX
         self.file.peak, self.file.known = INT64_MIN, 1
-        self.file.heads, self.file.items_at, self.file.items = &self.heads[0], items_at, items
+        self.file.heads, self.file.items_at, self.file.items = &rows[0], items_at, items
         self.file.kind = CHAINS
         return self
 
@@ -930,15 +930,17 @@ cdef class LocalFile:
 
     def with_groups(self, groups, crc32, int64_t filter_at, int64_t filter_size, uint32_t filter_crc):
         """Make this a compacted file of plain items, given the groups of its directory and its filter. Return it."""
+        cdef const uint8_t[::1] rows = groups
+        cdef int64_t size = <int64_t>self.file.size
         if self.file.kind:
             fail("it is a file of another kind")
         self.groups, self.crc32 = groups, crc32
-        self.file.group_count = self.groups.shape[0] // GROUP
-        if not self.file.group_count or self.groups.shape[0] % GROUP or filter_size < 0 or filter_size % 32:
+        self.file.group_count = rows.shape[0] // GROUP
+        if not self.file.group_count or rows.shape[0] % GROUP or filter_size < 0 or filter_size % 32:
             fail("a directory has groups, and a filter has blocks")
-        if filter_at < 0 or filter_at > self.data.shape[0] or filter_size > self.data.shape[0] - filter_at:
+        if filter_at < 0 or filter_at > size or filter_size > size - filter_at:
             fail("a file is smaller than its filter")
-        self.file.groups = &self.groups[0]
+        self.file.groups = &rows[0]
         self.file.group_sums = <uint64_t *>calloc(self.file.group_count, 8)
         if self.file.group_sums == NULL:
             raise MemoryError
@@ -956,10 +958,8 @@ cdef class LocalFile:
         return self
 
     cdef int pack(self, int64_t of_keys, columns, line, topics, int64_t slots) except -1:
-        self.columns, self.line, self.topics = columns, line, topics
-        return set_columns(
-            &self.file.columns, self.columns, of_keys, self.line, self.topics, slots, self.form.item_size
-        )
+        self.packing = columns, line, topics
+        return set_columns(&self.file.columns, columns, of_keys, line, topics, slots, self.form.item_size)
 
 
 cdef object new = object.__new__

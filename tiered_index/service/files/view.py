@@ -144,6 +144,8 @@ def with_reads_of(found: Noted, reports: Sequence[FileReport], prices: PriceTabl
 class StoredSource:
     """Supplies the compiled core with a stored file or shard, without requests: from memory or a local folder."""
 
+    __slots__ = "_cold", "_filters", "_schema", "_seen", "_stored"
+
     crc32 = staticmethod(crc32)
 
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
