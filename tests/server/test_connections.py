@@ -92,6 +92,17 @@ def test_requests_of_one_connection_wait_up_to_a_number(connection, monkeypatch,
     assert rest(connection).count(b"200 OK") == (4 if most == 8 else 0)
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_body_without_a_length_moves_no_position(tmp_path, version):
+    head = b"POST /v1/entries?source=shop&position=1 HTTP/" + version + b"\r\nHost: localhost\r\n"
+    with index_in(tmp_path) as index, serving(index) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+            connection.sendall(head + b"Content-Type: application/x-ndjson\r\n\r\n{}\n")
+            assert b" 200 " not in rest(connection)
+        index.flush()
+        assert index.durable_position("shop") is None
+
+
 def test_a_trailer_without_an_end_ends_its_connection(connection):
     head = b"POST /v1/entries" + HOST + b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
     connection.sendall(head + b"0\r\nX-Long: ")
@@ -179,6 +190,25 @@ def test_a_client_that_offers_another_protocol_is_answered_in_this_one(connectio
         connection.sendall(last)
         assert rest(connection).startswith(b"HTTP/1.1 200 ")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("more", [b"", b", close"])
+def test_a_body_beside_an_offer_of_another_protocol_is_read(tmp_path, is_chunked, more):
+    body = b'{"topic": "orders", "queue_id": 0, "keys": ["a"], "offset": 1, "size": 2, "timestamp_ms": 1762000000000}'
+    length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
+    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+    head = b"POST /v1/entries?source=shop&position=1&durable=true" + HOST + b"Content-Type: application/x-ndjson\r\n"
+    # Java's client offers HTTP/2 in its first request
+    head += b"Connection: Upgrade, HTTP2-Settings" + more + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    head += length + b"\r\n\r\n"
+    with index_in(tmp_path) as index, serving(index) as client:
+        for parts, entries in (([head, sent], 1), ([head + sent + ALIVE], 0)):
+            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+                for part in parts:
+                    connection.sendall(part)
+                assert b'"entries":%d,' % entries in answer(connection)
+        assert len(index.query("orders", "a")) == 1
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["not begun", "not ended"])

@@ -88,6 +88,8 @@ def caller_of(request: Request) -> Caller:
 
 def need_type(request: Request, *kinds: str) -> str:
     """Return the content type of a request's body. Raises `Refused` unless it is one of `kinds`."""
+    if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
+        raise Refused(400, "send Content-Length: the end of the body is not known without it")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise Refused(415, f"send the body unencoded, not in the encoding {encoding!r:.80}")

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -193,7 +194,8 @@ class _Connection(HttpToolsProtocol):
         if self._lingering is not None:
             return
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if len(self.pipeline) > _MOST_WAITING:
             self.transport.abort()
         elif self._head_bytes > _MOST_HEAD_BYTES and self._lingering is None:
@@ -207,8 +209,28 @@ class _Connection(HttpToolsProtocol):
         # as the loop does now
         self._joined.close()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal)
+    def _parse(self, data: bytes) -> None:
+        while len(self.pipeline) <= _MOST_WAITING:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self._refuse(self._refusal)
+            except httptools.HttpParserUpgrade as offered:
+                if self._is_offer():
+                    # The parser skips the body of a request that offers another protocol. Parse it without the offer.
+                    lines = [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+                    version = self.parser.get_http_version().encode()
+                    first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+                    data = b"\r\n".join([first, *lines, b"", data[offered.args[0] :]])
+                    # the earlier parser may have ended with that head
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    continue
+            return
+
+    def _is_offer(self) -> bool:
+        # some clients offer HTTP/2 in each first request
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _refuse(self, status: int) -> None:
         """Refuse a request that was not read to its end, and close the connection after the response."""
@@ -249,6 +271,8 @@ class _Connection(HttpToolsProtocol):
         self._bound(self._field_bytes, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
+        if self._is_offer():
+            return
         super().on_headers_complete()
         self._in_head = False
         self._end_watch()
@@ -258,6 +282,10 @@ class _Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._head_bytes = 0
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -277,10 +305,6 @@ class _Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._taken()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        # some clients offer HTTP/2 in each first request: no warning
-        pass
 
     def _watch_taking(self) -> None:
         left = self.transport.get_write_buffer_size()
