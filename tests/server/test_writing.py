@@ -5,6 +5,8 @@ import io
 import json
 import random
 import time
+from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from tests.server.conftest import DESCRIPTION, PATIENCE_S, index_in, put_entries
 from tests.server.test_guard import bearer
 from tests.support.memory import traced_memory
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.errors import BackPressure, InvalidArgument, WriterFenced
 from tiered_index.server import wire
 from tiered_index.server.calls import Caps
 from tiered_index.server.entries import parsed
@@ -74,6 +76,22 @@ def test_a_source_is_taken_once(index, headers, encode):
         assert index.durable_position("s") == 2
         index.flush()
         assert index.durable_position("s") == 3
+
+
+def test_a_fenced_writer_does_not_say_that_the_index_has_a_body(index, tmp_path):
+    asked = {"source": "s", "position": 1, "after": 0}
+    with serving(index) as client:
+        request = partial(client.post, "/v1/entries", content=lines(message(1)), headers=LINES)
+        assert request(params=asked).json()["entries"] == 2
+        with IndexService(replace(index.config, root=tmp_path / "other"), takes_over=True) as newer:
+            index.seal()
+            with pytest.raises(WriterFenced):
+                index.run_lifecycle()
+            # the client sends it again
+            for more in ({}, {"durable": True}):
+                answer = request(params=asked | more)
+                assert (answer.status_code, answer.json()["error"]) == (409, "WriterFenced")
+            assert newer.durable_position("s") is None
 
 
 def test_a_token_can_not_move_the_position_of_another_source(index, tmp_path):

@@ -129,7 +129,10 @@ class Intake:
             known = self._known(source)
             repeated = known is not None and position is not None and position <= known
             entries = 0
-            if not repeated:
+            if repeated:
+                # Raises if another writer has taken the index over. That writer may lack this body.
+                self._index.put_batch(columns_of([]))
+            else:
                 if asked.after is not None and asked.after != (known or 0):
                     raise Refused(409, f"source {source!r:.80} is at position {known or 0:,}, not {asked.after:,}")
                 entries = self._index.put_batch(batch.columns, source, position)
