@@ -5,11 +5,13 @@ ended, so that no process could open the root again.
 from __future__ import annotations
 
 import time
+from threading import Event
 
 import pytest
 
 from tests.stress.census import census
 from tests.support.disk_faults import FaultDisk
+from tests.support.hanging import until
 from tiered_index.errors import IndexClosed
 
 NOW_MS = 1_700_000_000_000
@@ -117,3 +119,19 @@ def test_no_round_begins_behind_a_close(open_index, monkeypatch, caplog, end):
     monkeypatch.setattr(index._writer, "call", call_and_wait)
     getattr(index, end)()
     assert not caplog.records
+
+
+def test_a_close_flushes_before_it_waits_for_a_round(open_index, monkeypatch, beside):
+    """A process that was killed during that wait lost the entries of its write buffer."""
+    index, waits, ends = open_index(), Event(), Event()
+    monkeypatch.setattr(index._lifecycle, "run_once", lambda: (waits.set(), ends.wait(60)))
+    running = beside(index.run_lifecycle)
+    assert waits.wait(60)
+    index.put("t", 0, "k", 1, 1, NOW_MS, "s", 1)
+    closing = beside(index.close)
+    try:
+        until(lambda: index.durable_position("s") == 1, within_s=5)
+        assert not closing.ended(0)
+    finally:
+        ends.set()
+    assert running()[0] is None and closing() is None

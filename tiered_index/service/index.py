@@ -528,8 +528,9 @@ class IndexService(Lookups[ItemT]):
             (parts,) = self._opened
             self._closing = [
                 parts.buffer.close,
-                self._stop_rounds,
+                # before the wait for a round, which may last longer than the process is allowed to
                 parts.flusher.run_once,
+                self._stop_rounds,
                 parts.flusher.end,
                 *(appender.close for appender in parts.appenders),
                 parts.lifecycle.close,
