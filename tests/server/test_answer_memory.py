@@ -356,3 +356,23 @@ def test_a_stream_counts_its_bytes_and_says_where_to_continue(index):
         assert status["error"]["status"] == 503 and 1_000 <= len(items) < 2_000
         rest = client.get("/v1/query", params={**asked, "cursor": status["cursor"]}).text.splitlines()
         assert json.loads(rest[0])["offset"] == items[-1]["offset"] - 1
+
+
+def test_a_stream_counts_the_reports_of_its_files(index):
+    with serving(index, answer_bytes=256 << 10, threads=2) as client:
+        client.headers["accept"] = "application/x-ndjson"
+        asked = {"topic": "t", "key": "k", "all": "true", "max_count": "2"}
+        *items, status = map(json.loads, client.get("/v1/query", params={**asked, "explain": "true"}).text.splitlines())
+        # 2,048 bytes per page: the page has one file
+        assert status["error"]["status"] == 503 and 100 < len(items) < 300
+        rest = client.get("/v1/query", params={**asked, "cursor": status["cursor"]}).text.splitlines()
+        assert json.loads(rest[0])["offset"] == items[-1]["offset"] - 1
+
+
+@pytest.mark.parametrize("path", ["/v1/query", "/v1/messages"])
+def test_memory_is_reserved_for_each_entry(index, monkeypatch, path):
+    held, hold = [], Reservation.hold
+    monkeypatch.setattr(Reservation, "hold", lambda self, size: held.append(size) or hold(self, size))
+    with serving(index) as client:
+        assert client.get(path, params={"topic": "t", "key": "k", "max_count": "1000"}).status_code == 200
+    assert held[0] == entries_bytes([("t", 1000)])

@@ -32,6 +32,7 @@ from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.memory import (
     MESSAGE_FACTOR,
+    REPORT_BYTES,
     SEARCHED_FACTOR,
     SEEN_BYTES,
     CountedMessages,
@@ -212,6 +213,9 @@ class LookupHandlers(Handlers):
         reservation: Reservation = request.state.reservation
         claim = entries_bytes([(asked.topic, asked.max_count)])
 
+        def kept_bytes() -> int:
+            return SEEN_BYTES * len(seen) + REPORT_BYTES * len(reports)
+
         async def page(cursor: str | None) -> tuple[QueryResult, list[bytes]]:
             def act() -> tuple[QueryResult, list[bytes]]:
                 answer = self._recorded(request, "query", what, partial(self._page, asked, allowance, cursor))
@@ -231,10 +235,10 @@ class LookupHandlers(Handlers):
                 answer, pieces = await self.made(request, allowance, act, claim)
             else:
                 async with self.calls.later_pages:
-                    await reservation.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
+                    await reservation.claim(claim + kept_bytes(), allowance.left_s())
                     answer, pieces = await self.calls.run(request, allowance, partial(reservation.making, act))
             # while a page is sent, the previous one may still be in buffers
-            reservation.settle(2 * sum(map(len, pieces)) + SEEN_BYTES * len(seen))
+            reservation.settle(2 * sum(map(len, pieces)) + kept_bytes())
             return answer, pieces
 
         first = await page(None)
@@ -344,6 +348,7 @@ class LookupHandlers(Handlers):
             {"topic": asked.topic, "key": asked.key} | ({"contains": asked.contains} if asked.contains else {}),
             look_up,
             partial(self._messages_encoded, request, asked, bodies),
+            claim=entries_bytes([(asked.topic, asked.max_count)]),
         )
 
     async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:

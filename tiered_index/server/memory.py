@@ -33,8 +33,8 @@ MESSAGE_FACTOR = 4
 SEARCHED_FACTOR = 2
 # Memory of a parsed JSON body for each byte; nested lists need the most
 _PARSED_FACTOR = 50
-# Memory of an entry that a stream has sent, and must not send again
-SEEN_BYTES = 256
+# Memory of an entry that a stream has sent, and must not send again; and of a file's report, until the stream ends
+SEEN_BYTES, REPORT_BYTES = 256, 2048
 # One answer claims at most 7 of 8 parts of the budget, so that it need not wait for an idle service
 _PARTS = 8
 _WAIT_S = 5.0
