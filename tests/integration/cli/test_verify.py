@@ -59,6 +59,12 @@ def test_an_unsealed_file_without_its_journal(run_here, damaged):
     assert "`tiered-index verify --deep --repair --root" in run_here("recover", "--root", damaged.root).err
 
 
+def test_an_unsealed_file_that_a_writer_is_deleting(run_here, damaged):
+    # the writer has deleted the journal, and not yet this file
+    (damaged.root / "unsealed" / damaged.files("uploaded")[0].name).write_bytes(b"entries")
+    assert run_here("verify", "--root", damaged.root, "--json").code == 0
+
+
 def test_a_flipped_bit_in_an_object_is_found_by_deep(run_here, damaged):
     path = damaged.objects()[0]
     flip(path, path.stat().st_size // 2)

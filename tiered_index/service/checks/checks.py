@@ -35,6 +35,7 @@ from tiered_index.errors import (
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
+    COMPACTED,
     DATA_PREFIX,
     INDEX_SUFFIX,
     JOURNAL_SUFFIX,
@@ -42,6 +43,7 @@ from tiered_index.format.names import (
     SEGMENTS_PREFIX,
     STATES,
     UNSEALED,
+    UPLOADED,
     checkpoint_of,
     file_id_of,
     is_foreign,
@@ -514,9 +516,10 @@ def _check_names(root: Root, report: Report) -> None:
                 state == UNSEALED
                 and name.endswith(INDEX_SUFFIX)
                 and not path.with_suffix(JOURNAL_SUFFIX).exists()
+                # a writer deletes the journal and then this file, once the root has the next form
+                and not any(root.index_path(later, path.stem).exists() for later in (COMPACTED, UPLOADED))
                 and path.exists()
             ):
-                # checked again, because a writer deletes the two files one after the other
                 report.add(str(path), "journal", "its journal is missing")
 
 
