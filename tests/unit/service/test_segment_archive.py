@@ -423,3 +423,17 @@ def test_a_table_that_contradicts_the_log_is_damage(index, storage, change):
     storage.put(first.name, changed[change])
     with pytest.raises(CorruptFile, match=first.name):
         index.segment_archive.table(first)
+
+
+@pytest.mark.parametrize("size", [1000, 2 * HEAD_BYTES])
+def test_a_segment_that_was_rewritten_before_its_record_is_sent_again(open_index, faulty, clock, size):
+    """The first upload arrived, but not its record. Then the broker cut its log, and wrote other messages there."""
+    index = open_index(storage_backend=faulty)
+    faulty.fail("put_if_absent", name_prefix="log/")
+    old, new = content(size), content(size // 2) + content(size - size // 2, 3)
+    with pytest.raises(StorageUnavailable):
+        archive(index, old, modified_ms=clock.now_ms() - 1)
+    clock.advance(60)
+    assert archive(index, new, modified_ms=clock.now_ms() - 1)
+    (segment,) = index.archived()
+    assert index.segment_archive.read(segment, 0, size) == new

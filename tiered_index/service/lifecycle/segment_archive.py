@@ -301,8 +301,7 @@ class SegmentUploads:
     def _uploaded(self, given: SourceSegment) -> tuple[ArchivedSegment, Publication]:
         """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
         sent, size_bytes, columns = self._sent.get(given.place), given.size_bytes, given.columns
-        same = sent is not None and (sent[0].size_bytes, sent[0].columns) == (size_bytes, columns)
-        if sent is not None and same and not sent[1].is_overdue:
+        if sent is not None and not sent[1].is_overdue and _is_same(sent[0], given):
             with contextlib.suppress(ObjectNotFound):
                 sent[1].complete()
                 return sent
@@ -353,6 +352,17 @@ def send_segment(
 
 def _called(store: str, start: int) -> str:
     return f"segment {start:020d} of {store}"
+
+
+def _is_same(sent: ArchivedSegment, given: SourceSegment) -> bool:
+    """Return whether a segment is as it was sent: its source may have rewritten it since."""
+    if given.columns is not None or sent.columns is not None:
+        return (sent.size_bytes, sent.columns) == (given.size_bytes, given.columns)
+    try:
+        _compare(sent, given)
+    except CorruptFile:
+        return False
+    return True
 
 
 def _compare(known: ArchivedSegment, given: SourceSegment) -> None:
