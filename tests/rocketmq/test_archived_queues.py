@@ -494,3 +494,18 @@ def test_whatever_bit_flips_no_other_message_is_answered(life):
                     at += len(page)
                 assert answer.code == (19 if at == 60 else 1)
         storage.put(name, whole)
+
+
+def test_a_queue_without_messages_in_the_store_is_read_from_the_archive(index, tmp_path):
+    """The broker has deleted all messages of a topic that gets no more, and keeps the queue's entries."""
+    puts = [{"topic": "idle" if n < 40 else "orders"} for n in range(200)]
+    messages = made(tmp_path / "s", puts)
+    take(index, tmp_path / "s")
+    idle = [m for m in messages if m.topic == "idle"]
+    delete_segments(tmp_path / "s", (idle[-1].physical_offset // 4096 + 1) * 4096)
+    broker = ReadOnlyBroker(index, store=tmp_path / "s")
+    assert ends(broker, "idle", 0) == (0, 40)
+    assert pulled(broker, "idle", 0, 0, 40) == (idle, [])
+    assert pull(broker, "idle", 0, 40).code == 19
+    last = b'{"lastUpdateTimestamp":%d,"maxOffset":40,"minOffset":0}' % idle[-1].store_ms
+    assert last in ask(broker, STATS, "idle").body

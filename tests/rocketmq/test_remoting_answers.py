@@ -917,3 +917,15 @@ def test_messages_decide_tags_if_the_queue_has_an_extension(index, tmp_path):
     index_log(index, tmp_path / "extended")
     answer = pull(ReadOnlyBroker(index, store=tmp_path / "extended"), "orders", 0, 0, subscription="a")
     assert [m.queue_offset for m in records(answer.body)] == [0, 2]
+
+
+def test_a_log_that_is_not_mounted_is_no_empty_queue(index, store, messages):
+    """The consume queues are on another disk than the log. A consumer must not skip all messages."""
+    broker = ReadOnlyBroker(index, store=store)
+    queue = _of_queue(messages, "TopicOrder", 0)
+    (store / "commitlog").rename(store / "elsewhere")
+    for code in (31, 30):
+        assert ask(broker, code, "TopicOrder").code == 2
+    assert pull(broker, "TopicOrder", 0, 0).code == 2
+    (store / "elsewhere").rename(store / "commitlog")
+    assert records(pull(broker, "TopicOrder", 0, 0).body)[:1] == queue[:1]

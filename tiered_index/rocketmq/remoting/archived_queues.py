@@ -308,8 +308,8 @@ def is_gone(expired: Expired, message: Message) -> bool:
 class StoreAndArchive(StoreQueues):
     """Reads the queues of a store, and messages from before the store's begin from `older`.
 
-    `older` is used only if it has the store's first message of the queue, too. Otherwise the queue begins with the
-    store.
+    `older` is used only if it also has the store's first message of the queue, or the last one if the store has none.
+    Otherwise the queue begins with the store.
     """
 
     def __init__(self, folder: Path, root: Path | None, older: ArchivedQueues) -> None:
@@ -321,6 +321,13 @@ class StoreAndArchive(StoreQueues):
         own = super().ends(queue)
         older = self._older_of(queue, own)
         return own if older is None else Ends(min(own.begin, self._older.ends(older).begin), own.end)
+
+    def last_store_ms(self, queue: ConsumeQueue, ends: Ends) -> int:
+        """Return the store timestamp of a queue's last message, in the store or the archive; 0 if it has none."""
+        own = super().ends(queue)
+        if own.begin == own.end and (older := self._older_of(queue, own)) is not None:
+            return self._older.last_store_ms(older, self._older.ends(older))
+        return super().last_store_ms(queue, own)
 
     def seek_ms(self, queue: ConsumeQueue, ends: Ends, at_ms: int) -> int:
         """Return the offset of the first message stored at a time or later, in the archive or the store."""
@@ -355,14 +362,16 @@ class StoreAndArchive(StoreQueues):
         return self._older_of(queue, own) if offset < own.begin else None
 
     def _older_of(self, queue: ConsumeQueue, own: Ends) -> ArchivedQueue | None:
-        if own.begin in (0, own.end):
+        if own.begin == 0:
             return None
+        # the broker keeps the last entry of a queue, also if it has deleted the message
+        at = min(own.begin, own.end - 1)
         with contextlib.suppress(UnknownOffsets):
             older = self._older.find(queue.topic, queue.queue_id)
-            if older is not None and self._older.ends(older).end > own.begin:
-                first, archived = self._older._entries(older, own.begin, 1)
-                _, stored = queue.read(own.begin, 1)
-                if first == own.begin and len(stored) and archived["offset"][0] == stored["offset"][0]:
+            if older is not None and self._older.ends(older).end > at:
+                first, archived = self._older._entries(older, at, 1)
+                _, stored = queue.read(at, 1)
+                if first == at and len(stored) and archived["offset"][0] == stored["offset"][0]:
                     return older
         return None
 

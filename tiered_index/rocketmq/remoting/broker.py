@@ -605,11 +605,15 @@ class ReadOnlyBroker:
         """Return the distinct messages at an offset of all logs that the caller may see, and whether one is damaged."""
         found: dict[Message, None] = {}
         is_damaged = False
+        own: Host | None = None
         for source in self._logs():
             fetched = caller.narrowed(source).at(offset)
             caller.withheld += fetched.withheld
-            if isinstance(fetched.message, Message):
-                found[fetched.message] = None
+            if isinstance(message := fetched.message, Message):
+                # a broker that rewrote its log has only the message in the store; the archive may have the earlier one
+                if source.store is not None or message.store_host != own:
+                    found[message] = None
+                own = message.store_host if source.store is not None else own
             elif fetched.damaged:
                 # do not show a caller of some topics that the place of another topic's message is damaged
                 is_damaged |= not fetched.withheld

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -247,7 +247,10 @@ class StoreQueues(Queues[ConsumeQueue]):
         """Return the begin and end of a queue by its entries, without reading its messages."""
         check_deadline(f"reading the queues of {queue.topic}")
         end, log_begin = queue.end(), self._log.begin_offset()
-        begin = end if log_begin is None else min(queue.seek(log_begin), end)
+        if log_begin is None and end:
+            # brokers always keep a segment
+            raise StorageUnavailable(f"{self._log.folder} has no segment: it was moved or is not mounted")
+        begin = min(queue.seek(log_begin or 0), end)
         if begin < end and (entries := queue.read(end - 1, 1)[1]).size:
             log_end = self._truncated.end_before(int(entries["offset"][0]))
             if log_end is not None:
