@@ -4,13 +4,15 @@ follower always notices.
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, by_key, cut_log, missing, names, rounds, scan
-from tiered_index.errors import StorageUnavailable
+from tests.support.disk_faults import FaultDisk
+from tiered_index.errors import DiskFull, StorageUnavailable
 from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.follow.fingerprints import Verdict
@@ -293,3 +295,39 @@ def test_a_large_batch_has_fingerprints_within_it(followed, monkeypatch):
     (loss,) = dispatcher.run_once().losses
     assert cut - 1_500 < loss.begin <= cut
     assert loss.messages == sum(one.messages for one in ranges if one.end > loss.begin)
+
+
+def test_another_host_has_what_was_read_again_after_a_cut(followed):
+    """The storage's position is that of the longer log before the cut."""
+    same = {"body": b"b", "keys": "k", "uniq_key": None}  # messages begin at the same offsets as before
+    offsets = followed.write(300, **same)
+    dispatcher = followed.dispatcher(skip_missing=True)
+    list(rounds(dispatcher))
+    followed.index.seal()
+    followed.index.run_lifecycle()
+    cut_log(followed.path, offsets[240])
+    followed.writer, followed.number = followed.open_writer(), 1_200
+    followed.write(100, **same)
+    list(rounds(dispatcher))
+    followed.index.run_lifecycle()
+    followed.index.close()
+    shutil.rmtree(followed.folder / "root")
+    followed.index = followed.open_index()
+    list(rounds(followed.dispatcher()))
+    for (topic, key), part in by_key(scan(followed.path)).items():
+        found = {(item.offset, item.timestamp_ms) for item in followed.index.query(topic, key, max_count=1_000)}
+        assert {(a.offset, a.timestamp_ms // 1000 * 1000) for a in part.query(topic, key, max_count=None)} <= found
+
+
+def test_a_rewritten_log_is_reported_if_the_disk_was_full(followed):
+    offsets, disk = followed.write(100), FaultDisk()
+    dispatcher = followed.dispatcher(skip_missing=True, disk=disk)
+    list(rounds(dispatcher))
+    end = dispatcher.position
+    rewrite(followed, offsets[80], 40)
+    disk.fail("create", error=errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        dispatcher.run_once()
+    losses = [loss for done in [dispatcher.run_once(), *rounds(dispatcher)] for loss in done.losses]
+    assert [(loss.kind, loss.end) for loss in losses] == [("rewritten", end)]
+    assert missing(followed) == set()

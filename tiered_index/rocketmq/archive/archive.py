@@ -118,9 +118,13 @@ class SegmentArchiver:
         """
         before = self.archived
         first: CorruptFile | None = None
-        taken = 2**63 - 1 if self._dispatcher is None else self._dispatcher.settled_before
-        segments = [segment for segment in closed_segments(self.folder) if segment.end <= taken]
-        self._done = {s.start: self._done[s.start] for s in segments if s.start in self._done}
+        segments = self._settled()
+        self._lose_deleted(segments)
+        # an archived segment that was given up is archived again
+        there = {one.start for one in self.index.archived(self.store_name)}
+        expired = self.index.expired.segments.get(self.store_name, 0)
+        done = [s.start for s in segments if s.start in there or s.end <= expired]
+        self._done = {start: self._done[start] for start in done if start in self._done}
         self._passed_over = {s.start: self._passed_over[s.start] for s in segments if s.start in self._passed_over}
         for segment in segments:
             if self._stopped.is_set():
@@ -141,6 +145,22 @@ class SegmentArchiver:
         return self.archived - before
 
     finish = run_once
+
+    def _settled(self) -> list[Segment]:
+        """Return the closed segments that the follower has put, oldest first."""
+        taken = 2**63 - 1 if self._dispatcher is None else self._dispatcher.settled_before
+        return [segment for segment in closed_segments(self.folder) if segment.end <= taken]
+
+    def _lose_deleted(self, segments: Sequence[Segment]) -> None:
+        """Note the segments between the last archived one and `segments`: the broker deleted them before."""
+        if not segments or segments[0].start in self._done:
+            return
+        begin = max((one.end for one in self.index.archived(self.store_name)), default=segments[0].start)
+        begin = max(begin, self.index.expired.segments.get(self.store_name, 0))
+        problem = "not archived: the broker deleted them before"
+        loss = Loss("missing", begin, segments[0].start, None, problem)
+        if begin < segments[0].start and loss not in self.losses:
+            self.losses.append(loss)
 
     def _pass_over(self, segment: Segment, error: CorruptFile) -> None:
         loss = Loss("corrupt", segment.start, segment.end, None, f"not archived: {error}")
@@ -164,7 +184,9 @@ class SegmentArchiver:
             if self._stopped.is_set():
                 raise _Stopped(f"{segment.path}: stopped while it was archived")
             data = pread(segment.path, length, position)
-            if position + len(data) == segment.file_size and _stamp(segment.path) != stamp:
+            # a round may be long: the broker may have cut its log within this segment since it began
+            is_last = position + len(data) == segment.file_size
+            if is_last and (_stamp(segment.path) != stamp or segment not in self._settled()):
                 raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")
             return data
 

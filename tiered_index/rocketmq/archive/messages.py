@@ -312,17 +312,17 @@ class RocketmqMessages:
                 break
 
     def _gap_of(self, search: MessageSearch) -> str | None:
-        """Return the problem if a place is in a gap between archived segments, else None.
-
-        Segments are archived in order, so a gap was a segment that is lost.
-        """
+        """Return the problem if a place is in a gap between archived segments, else None."""
         for archive in self._archives.values():
             state = archive.state()
             for store in state.byte_stores if self._store_name is None else (self._store_name,):
                 segments = state.segments_of(store)
                 if segments and segments[0].end <= search.offset < segments[-1].start:
                     behind = min(segment.start for segment in segments if segment.start > search.offset)
-                    return f"the archived segment of {store} before offset {behind:,} was lost, and a record removed it"
+                    return (
+                        f"no archived segment of {store} has the offsets before {behind:,}: it was lost, and a record "
+                        f"removed it, or the broker deleted them before they were archived"
+                    )
         return None
 
     def _outcome(self, search: MessageSearch) -> Fetched:

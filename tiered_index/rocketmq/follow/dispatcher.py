@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
@@ -28,6 +29,7 @@ from tiered_index.follow import Batch, Lag, Loss
 from tiered_index.rocketmq.follow.fingerprints import (
     FAR_BYTES,
     LogFingerprints,
+    RangeFingerprint,
     Scrubber,
     Verdict,
     fingerprints_of,
@@ -125,6 +127,10 @@ class Dispatcher:
         if restart or durable is None:
             self.position = self._reader.begin_offset()
             self.fingerprints.continue_at = self.position if durable is not None else None
+            if self.fingerprints.ranges:
+                end = self.fingerprints.ranges[-1].end
+                same = self._last_same(self._reader.segments(), end)
+                self._note_rewritten(self.fingerprints, same, end)
             self.fingerprints.cut(0)
         elif self.fingerprints.continue_at is not None:
             # the durable position may belong to the log before it was rewritten, or be before `continue_at`
@@ -361,19 +367,33 @@ class Dispatcher:
         """
         assert self.position is not None
         segments = self._reader.segments()
-        same = self.fingerprints.last_same(segments, max(last_two_bytes(segments, self.position), FAR_BYTES))
+        same = self._last_same(segments, self.position)
         begin = self._begin_of_log(segments) if same is None else same.end
         count = self.fingerprints.messages_behind(begin) if self.fingerprints.ranges else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:
             raise lost
-        self.fingerprints.add_rewritten(lost.begin, lost.end, self._clock.now_ms())
-        self.fingerprints.cut(begin if same is not None else 0)
-        self.fingerprints.continue_at = self.position = begin
+        after = replace(self.fingerprints, continue_at=begin)
+        self._note_rewritten(after, same, lost.end)
+        after.cut(begin if same is not None else 0)
+        after.save()  # if it fails, the next round finds the change again, and reports it
+        self.fingerprints, self.position = after, begin
         self._scrubber.compare_all = False
         self._last_store_ms = None
-        self.fingerprints.save()
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
+
+    def _last_same(self, segments: tuple[Segment, ...], end: int) -> RangeFingerprint | None:
+        return self.fingerprints.last_same(segments, max(last_two_bytes(segments, end), FAR_BYTES))
+
+    def _note_rewritten(self, known: LogFingerprints, same: RangeFingerprint | None, end: int) -> None:
+        """Note for the archiver that the offsets from the last unchanged message, `same`, up to `end` were rewritten.
+
+        A cut leaves older messages. If there are none, the log may be another one: the archive keeps its copies.
+        """
+        if same is not None and same.end < end:
+            # the clock may have gone back since a segment was archived
+            archived_ms = max((one.published_ms for one in self._index.archived()), default=0)
+            known.add_rewritten(same.end, end, max(self._clock.now_ms(), archived_ms))
 
     def _settle(self) -> None:
         """After going back: note up to where the repeated part is durable, while the durable position is ahead."""
@@ -382,9 +402,12 @@ class Dispatcher:
             return
         try:
             self._index.flush()
+            ahead = (self._index.durable_position(self.store.source) or 0) > position
+            if not ahead:
+                # the storage has the position from before: until the upload, another host would not read the part again
+                self._index.seal()
         except BackPressure:
             return
-        ahead = (self._index.durable_position(self.store.source) or 0) > position
         self.fingerprints.continue_at = position if ahead else None
         self.fingerprints.save()
 
