@@ -331,9 +331,11 @@ class Archiving:
 
     def finish(self) -> None:
         """Archive all closed segments. Raises any error that prevents it."""
-        if self._round is not None:
-            self._round.result()
-            self._round = None
+        ended, self._round = self._round, None
+        if ended is not None:
+            # an error that may pass: `finish` tries again
+            with contextlib.suppress(StorageUnavailable, BackPressure):
+                ended.result()
         self._pool.submit(self._archiver.finish).result()
         self._trouble = None
 

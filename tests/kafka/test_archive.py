@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 
 import pytest
 
@@ -176,6 +177,65 @@ def test_a_topic_that_was_made_again_is_a_log_of_its_own(index, cluster, servers
         f"{name}{n}".encode() for name, count in (("old", 20), ("new", 40)) for n in range(count)
     )
     assert archive(index, servers, topic).archiving.archived == 0
+
+
+def test_the_begin_of_a_log_without_records_does_not_count_for_the_log_after_it(
+    index, cluster, servers, producing, topic
+):
+    producing.send(topic, packet(40, "old"))
+    cluster.trim(topic, 0, 40)
+    assert ingest(index, servers, topic).messages == 0
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, packet(60, "new"))
+    archive(index, servers, topic)
+    assert offsets(index) == [(0, n) for n in range(60)]
+
+
+@pytest.mark.parametrize("count", [10, 40])
+def test_a_topic_that_was_made_again_after_a_root_was_lost_is_a_log_of_its_own(
+    cluster, servers, producing, topic, tmp_path, count
+):
+    storage = MemoryStorage()
+    opened = {"storage_backend": storage, "slots": 97, "items": 5_000, "background": False, "lease_ttl_s": 1}
+    producing.send(topic, packet(20, "old"))
+    lost_root = IndexService.open(root=tmp_path / "lost", **opened)
+    archive(lost_root, servers, topic)
+    lost_root.abandon()
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, packet(count, "new"))
+    time.sleep(1.5)  # until the lease ends
+    index = IndexService.open(root=tmp_path / "root", **opened)
+    archive(index, servers, topic)
+    keys = [one.key for one in archived(index)]
+    assert sorted(keys) == sorted(f"{name}{n}".encode() for name, c in (("old", 20), ("new", count)) for n in range(c))
+    assert archive(index, servers, topic).archiving.archived == 0
+    index.abandon()
+
+
+def test_a_new_root_goes_on_with_the_archive_of_a_lost_one(servers, producing, topic, tmp_path):
+    opened = {"storage_backend": MemoryStorage(), "slots": 97, "items": 5_000, "background": False, "lease_ttl_s": 1}
+    producing.send(topic, packet(20))
+    lost_root = IndexService.open(root=tmp_path / "lost", **opened)
+    archive(lost_root, servers, topic)
+    lost_root.abandon()
+    producing.send(topic, packet(5, "later"))
+    time.sleep(1.5)
+    index = IndexService.open(root=tmp_path / "root", **opened)
+    assert archive(index, servers, topic).messages == 25
+    assert offsets(index) == [(0, n) for n in range(25)]
+    index.abandon()
+
+
+def test_logs_that_were_never_archived_are_losses_each(index, cluster, servers, producing, topic):
+    for count in (30, 20):
+        producing.send(topic, packet(count))
+        ingest(index, servers, topic)
+        cluster.delete(topic)
+        cluster.create(topic)
+    producing.send(topic, packet(10))
+    assert [one[1:] for one in lost(archive(index, servers, topic)) if one[0] == "missing"] == [(0, 30), (0, 20)]
 
 
 def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_one_before(

@@ -156,6 +156,37 @@ def test_records_that_were_deleted_unread_are_an_error_or_a_gap(
     assert ingest(index, servers, topic).loss_count == 0
 
 
+def test_records_of_a_log_that_was_empty_before_are_not_lost_without_a_report(
+    index, cluster, servers, topic, producing
+):
+    cluster.create(topic)
+    assert ingest(index, servers, topic).messages == 0
+    producing.send(topic, records("new", 50))
+    cluster.trim(topic, 0, 30)
+    with pytest.raises(OffsetOutOfRange, match="the next offset is 0, and the log has 30 to 50"):
+        ingest(index, servers, topic)
+
+
+@pytest.mark.parametrize("restart_at", ["begin", "end"])
+def test_a_log_that_was_cut_below_its_archived_records_is_archived_on_as_another_one(
+    index, cluster, servers, topic, made, producing, monkeypatch, restart_at
+):
+    for module in ("client", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
+    archive(index, servers, topic)
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, records("old", BEFORE - 5))
+    with pytest.raises(OffsetOutOfRange):
+        ingest(index, servers, topic)
+    ingest(index, servers, topic, restart_at=restart_at)
+    producing.send(topic, records("new", 20))
+    archive(index, servers, topic)
+    new = {one.offset: one.key for one in archived(index) if one.key.startswith(b"new")}
+    assert new == {BEFORE - 5 + n: b"new-%d" % n for n in range(20)}
+    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 5 + n)} for n in range(20))
+
+
 # without ids, a log none of whose records was put looks like any other log: it is read
 @pytest.mark.parametrize(("restart_at", "messages", "later"), [("begin", 20, 5), ("end", 0, 25)])
 def test_without_ids_a_log_that_ends_before_the_position_is_an_error_or_is_read_again(

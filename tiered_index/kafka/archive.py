@@ -195,7 +195,7 @@ class KafkaArchiver:
             return known, until
         begin, end = self.source.broker.range((name.topic, name.partition), self._stopped)
         if known is None and name.log:
-            self._lose_log_before(state, name, place)
+            self._lose_logs_before(state, name, place)
         due = known
         if due is None:
             due = self._index.durable_position(BEGIN_PREFIX + name.store) or 0
@@ -204,11 +204,12 @@ class KafkaArchiver:
         # a log that was cut may end before the position
         return max(begin, due), min(until, end)
 
-    def _lose_log_before(self, state: LogState, name: Name, place: str) -> None:
-        before = name._replace(log=name.log - 1).store
-        put = positions_by_store(self._index.durable_positions()).get(before, 0)
-        if (end := archived_end(state, before) or 0) < put:
-            self._lose(end, put, f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}")
+    def _lose_logs_before(self, state: LogState, name: Name, place: str) -> None:
+        positions = positions_by_store(self._index.durable_positions())
+        for before in [name._replace(log=log).store for log in range(name.log)]:
+            put = positions.get(before, 0)
+            if (end := archived_end(state, before) or 0) < put:
+                self._lose(end, put, f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}")
 
     def _lose(self, begin: int, end: int, problem: str) -> None:
         loss = Loss("missing", begin, end, None, f"not archived: {problem}")

@@ -366,11 +366,11 @@ class KafkaSource:
         if before is not None:
             put = before.name, before.position
         if put is None:
-            partition = Partition(Name(self.cluster or "-", *place, 0, topic_id), begin, begin)
-            self._note_begin(partition)
+            partition = Partition(Name(self.cluster or "-", *place, 0, topic_id), begin, begin, high=end)
+            self._begin_log(partition)
         else:
             name, position = put
-            partition = Partition(name._replace(topic_id=topic_id or name.topic_id), position, position)
+            partition = Partition(name._replace(topic_id=topic_id or name.topic_id), position, position, high=end)
             partition.newest_ms = None if before is None else before.newest_ms
             is_other = bool(name.topic_id and topic_id) and topic_id != name.topic_id
             if before is None and self.restart:
@@ -380,24 +380,35 @@ class KafkaSource:
                 self._start_anew(partition, begin, "its topic was deleted and created again", same_log=False)
             elif (is_lost := before is not None and before.is_out_of_range) or not name.topic_id:
                 self._continue(partition, begin, end, is_lost)
-        partition.target, partition.high = None if self.follow else end, max(partition.high, end)
+        # behind the log's end only the client's answer counts: the log may have been cut
+        partition.target = None if self.follow or partition.read > end else end
         self._consumer.incremental_assign([kafka.TopicPartition(*place, partition.read)])
         self._assigned.add(place)
         self._partitions[place] = partition
         self._waiting.discard(place)
 
-    def _note_begin(self, partition: Partition) -> None:
-        """Keep the offset at which a log is read first: earlier records can't be missing in the archive."""
+    def _begin_log(self, partition: Partition) -> None:
+        """Keep the position of a log that is read first, and its begin, if it is not 0.
+
+        Records before the begin can't be missing in the archive.
+        """
+        archive = self.index.segment_archive
+        # a root that was lost may have archived another log under this name
+        while (archived := archived_end(archive.state(), partition.name.store)) is not None and (
+            archived > partition.high or self._is_archived_log(partition.name, 0) is False
+        ):
+            partition.name = partition.name.begun_again(same_log=False)
+        # the position is first: else the begin would count for the next log of this name
+        self.index.put_batch(_NO_ENTRIES, str(partition.name), partition.position)
         if partition.position:
-            source, position = f"{BEGIN_PREFIX}{partition.name.store}", partition.position
-            self._pending.append(_Read(partition, Batch(source=source, position=position, columns=_NO_ENTRIES), None))
+            self.index.put_batch(_NO_ENTRIES, f"{BEGIN_PREFIX}{partition.name.store}", partition.position)
 
     def _begin_again(self, partition: Partition, at: int, same_log: bool) -> None:
         """Continue at an offset, under the name of another generation."""
         partition.name = partition.name.begun_again(same_log=same_log)
         partition.position = partition.read = at
         if not same_log:
-            self._note_begin(partition)
+            self._begin_log(partition)
 
     def _start_anew(self, partition: Partition, at: int, why: str, same_log: bool) -> None:
         """Read a partition again from an offset, and report a loss. `same_log`: its archive continues."""
@@ -433,7 +444,9 @@ class KafkaSource:
             target = begin if self.restart_at == "begin" else end
             loss = _gap(partition, begin, end, target)
             if target < position:
-                self._begin_again(partition, target, same_log=is_archived is True)
+                # records behind a cut may be archived: then the log has others at their offsets
+                archived = archived_end(self.index.segment_archive.state(), partition.name.store) or 0
+                self._begin_again(partition, target, same_log=is_archived is True and archived <= end)
             self._pending.append(self._passed(partition, target, loss))
 
     def _compared(self, partition: Partition, begin: int) -> tuple[bool, int | None]:

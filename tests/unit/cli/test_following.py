@@ -121,6 +121,15 @@ def test_finishing_waits_for_everything_and_raises_the_problem():
         archiving.finish()
 
 
+def test_finishing_tries_again_what_the_last_round_could_not_archive():
+    archiver = Archiver(StorageUnavailable("away for a moment"), 2)
+    archiver.go.set()
+    with contextlib.closing(Archiving(archiver)) as archiving:
+        archiving.poll()
+        archiving.finish()
+        assert (archiving.archived, archiving.problem) == (2, None)
+
+
 def test_a_round_that_ends_in_an_error_keeps_its_count():
     archiver = Archiver((2, StorageUnavailable("down")), 1, (4, CorruptFile("segment", "differs")))
     archiver.go.set()
