@@ -7,7 +7,8 @@ of lines at once. If that fails, or gives another number of rows, the lines are 
 one line; `keys` are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601. The name of a source
 is `file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file that grows keeps its
 name; another file at the same path has another one. With --column or --constant, ``/`` and a hash of these options
-follow: other messages need another position.
+follow: other messages need another position. After --restart, ``~`` and a number follow: the file is read again under
+a position of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import IO, Any, cast
 
 import numpy as np
@@ -412,7 +413,11 @@ class CsvSource(TextSource):
         return self.fields.checked(fields)
 
 
-_NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?", re.DOTALL)
+_NAME = re.compile(
+    r"(?P<first>file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?)"
+    r"(~(?P<again>[0-9]+))?",
+    re.DOTALL,
+)
 _HEAD_BYTES = 4096
 
 
@@ -459,7 +464,7 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
     """Return the name of `source` in an index that knows the names `known`; None for stdin.
 
     The name has the source's path, or `called` in its place, so that the file may move. Raises `InvalidArgument` if the
-    content changed, unless `restart` is True.
+    content changed, unless `restart` is True: then the name is a new one.
     """
     if isinstance(source.place, Stdin):
         if called is not None:
@@ -468,17 +473,24 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
     place = str(source.place) if called is None else called
     fields = source.fields.fingerprint()
     changed = same = False
+    fingerprint = cache(source.fingerprint)
+    read: list[tuple[int, str]] = []
     for name in known:
         match = _NAME.fullmatch(name)
         if match is None or match["path"] != place:
             continue
-        length, found = source.fingerprint(int(match["length"]))
+        length, found = fingerprint(int(match["length"]))
         if (length, found) != (int(match["length"]), match["hash"]):
             changed = True
         elif (match["fields"] or "") == fields:
-            return name
+            read.append((int(match["again"] or 0), match["first"]))
         else:
             same = True
+    if read:
+        # a position only grows, so a run with `restart` that is interrupted needs its own
+        again, first = max(read)
+        again += restart
+        return f"{first}~{again}" if again else first
     if changed and not same and not restart:
         raise InvalidArgument(f"{source.place} has changed since it was read: its beginning differs. {_AGAIN}")
     length, found = source.fingerprint(None)

@@ -29,8 +29,8 @@ from tiered_index.sources.places import LocalFile, ObjectReader, StoredFile
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
 # A few bytes can become any number of keys. Most rows with lists that are read at once, keys of a table, keys of a row:
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
-# A file begins with a mark. The length of the footer and the mark follow the footer.
-_MARK_BYTES, _TAIL_BYTES = 4, 8
+# The length of the footer and a mark follow the footer
+_TAIL_BYTES = 8
 # A local file is read in pieces
 _PIECE_BYTES = 1 << 20
 # Arrow's errors for damaged files
@@ -53,6 +53,9 @@ class ParquetTable:
                 file.schema_arrow.metadata,
             )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
+            # Not by Arrow: it may end the process when it writes metadata
+            handle.seek(-self.metadata.serialized_size - _TAIL_BYTES, io.SEEK_END)
+            self._footer = handle.read(self.metadata.serialized_size)
         kinds = {f.name: f.type.value_type if has_items(f.type) else f.type for f in self.schema}
         plain = {name for name, kind in kinds.items() if not pa.types.is_nested(kind)}
         # paths of text and bytes, by their columns; a name may have a dot
@@ -106,12 +109,11 @@ class ParquetTable:
     @cached_property
     def _chunks(self) -> list[list[Chunk]]:
         """Return the column chunks of each row group."""
-        footer = io.BytesIO()
         try:
-            self.metadata.write_metadata_file(footer)
-            groups = column_chunks(footer.getvalue()[_MARK_BYTES:-_TAIL_BYTES])
-        except (*DAMAGE, ValueError) as error:
+            groups = column_chunks(self._footer)
+        except ValueError as error:
             raise self._damage(error) from error
+        CorruptFile.unless_equal(str(self._place), "row groups of the footer", len(self.group_rows), len(groups))
         for group in groups:
             CorruptFile.unless_equal(str(self._place), "columns of a row group", len(self._columns), len(group))
         return groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import os
 import select
 import sys
 import time
@@ -131,6 +132,8 @@ class Stdin:
         if sys.stdin is None:
             raise InvalidArgument("stdin is closed")
         raw = cast(io.BufferedReader, sys.stdin.buffer)
+        # else a pause of the writer would pass for the end of the stream
+        os.set_blocking(raw.fileno(), True)
         # read1, so that gzip does not wait for a whole buffer
         packed = cast(IO[bytes], SimpleNamespace(read=raw.read1))
         self._stream: Any = gzip.GzipFile(fileobj=packed, mode="rb") if raw.peek(2)[:2] == b"\x1f\x8b" else raw

@@ -41,6 +41,23 @@ def found(made, topic, key):
         return [item.offset for item in answer]
 
 
+def test_a_restart_that_stopped_at_a_bad_message_is_continued(ingest, made, monkeypatch):
+    monkeypatch.setattr("tiered_index.sources.files.FINGERPRINT_BYTES", 100)
+    write_source(made.source, 0, 500)
+    assert ingest("--json").document["messages"] == 500
+    # a change that the fingerprint does not cover
+    same, _, other = made.source.read_text().partition('"own-200"')
+    lines = f'{same}"new-200"{other.replace("own-", "new-")}'.splitlines(keepends=True)
+    bad = "x" * (len(lines[300]) - 1) + "\n"
+    made.source.write_text("".join([*lines[:300], bad, *lines[301:]]))
+    assert ingest("--restart").code == 2
+    made.source.write_text("".join(lines))
+    assert ingest("--json").document["messages"] == 200
+    assert (found(made, "orders", "new-200"), found(made, "orders", "new-400")) == ([200], [400])
+    assert ingest("--json").document["messages"] == 0
+    assert ingest("--json", "--restart").document["messages"] == 500
+
+
 def test_a_grown_file_is_continued_and_a_changed_one_refused(ingest, made):
     write_source(made.source, 0, 500)
     first = ingest("--json").document

@@ -11,6 +11,9 @@ import itertools
 import json
 import os
 import random
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -452,6 +455,44 @@ def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
         ("line 5", None),
         ("line 6", 0),
     ]
+
+
+def test_a_pause_of_a_pipe_that_does_not_block_is_no_end(make_message, monkeypatch):
+    lines = [json.dumps(make_message(i)).encode() + b"\n" for i in range(2)]
+    end, start = os.pipe()
+    os.set_blocking(end, False)
+    with open(end) as stdin, open(start, "wb", buffering=0) as pipe:
+        monkeypatch.setattr("sys.stdin", stdin)
+        pipe.write(lines[0])
+        with opened_place("-", IndexConfig()) as place:
+            batches = files.open_source(place).batches(0)
+            records = list(next(batches).records())
+            later = threading.Timer(0.2, lambda: (pipe.write(lines[1]), pipe.close()))
+            later.start()
+            records += [record for batch in batches for record in batch.records()]
+            later.join()
+    assert [record.message.offset for record in records] == [0, 1]
+
+
+def test_a_parquet_file_whose_orders_of_columns_are_damaged_does_not_end_the_process(make_message, tmp_path):
+    path = tmp_path / "m.parquet"
+    pq.write_table(table([make_message(0)]), path)
+    data = bytearray(path.read_bytes())
+    # the last order of a column in the footer: a union, whose field 1 is an empty struct
+    data[data.rindex(bytes([0x1C, 0, 0]))] = 0
+    path.write_bytes(data)
+    program = f"""
+from pathlib import Path
+from tiered_index.errors import CorruptFile
+from tiered_index.sources.files import open_source
+from tiered_index.sources.places import LocalFile
+try:
+    list(open_source(LocalFile(Path({str(path)!r}))).batches(0))
+except CorruptFile as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, "not a Parquet file that can be read" in done.stdout) == (0, True), done.stderr
 
 
 def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, damaged_copies):
