@@ -137,7 +137,7 @@ def test_batches_are_those_of_the_search_file_by_file(store, settings, tmp_path)
             assert told_of_all(one, batch, max_requests=1_000) == expected
         if "directory_cache_bytes" in settings:
             return
-        # each file is told once, and its requests are those of the storage
+        # one report a file, with the requests of the storage
         before = one.storage.total.requests, one.storage.total.bytes_read
         found = one.query_many([Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]).explain
         assert [found.requests, found.bytes] == [
