@@ -6,11 +6,14 @@ Call this through `tiered_index.kernels`. Every length, place and width that a f
 is wrong, the search declines the file. The caller then searches the file with Python code, which reports the damage.
 """
 from array import array
+from types import MemberDescriptorType
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cimport cython
 from cpython.buffer cimport PyBUF_READ
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
@@ -19,7 +22,15 @@ from tiered_index._core cimport (
     set_columns, set_key_bits, word_at,
 )
 
+cdef extern from "structmember.h":
+    ctypedef struct PyMemberDef:
+        Py_ssize_t offset
+    ctypedef struct PyMemberDescrObject:
+        PyMemberDef *d_member
+
 cdef extern from "Python.h":
+    object PyType_GenericAlloc(PyTypeObject *, Py_ssize_t)
+    void PyObject_GC_UnTrack(void *)
     int PyObject_GenericSetAttr(object, object, object) except -1
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
 
@@ -64,6 +75,8 @@ cdef enum:
     # entries of a chain that are loaded ahead
     FOLLOWED = 8
     FEW = 32
+    # most items that are made with an answer
+    AT_ONCE = 16
     # lookups of a batch whose files are chosen together, and pairs of lookup and file, unless one lookup has more
     LOOKUPS = 64
     PAIRS = 1 << 16
@@ -966,6 +979,63 @@ cdef object new = object.__new__
 
 
 @cython.final
+cdef class ItemForm:
+    """Makes items of `kind` without calling its constructor. All fields are slots, in the order of `IndexItem`.
+
+    If `keyed`, the last field is the fingerprint.
+    """
+    cdef object kind
+    cdef Py_ssize_t count
+    cdef int64_t stride
+    cdef Py_ssize_t[9] places
+
+    def __init__(self, kind not None, bint keyed):
+        cdef Py_ssize_t number
+        names = ("topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "source", "fingerprint")
+        self.kind, self.count, self.stride = kind, 8 + keyed, ROW_EXTRA + 4 * keyed
+        if kind.__dictoffset__ or kind.__itemsize__ or kind.__basicsize__ != object.__basicsize__ + 8 * self.count:
+            fail("items have slots for their fields, and nothing else")
+        for number in range(self.count):
+            member = getattr(kind, names[number])
+            if type(member) is not MemberDescriptorType:
+                fail("a field of the items has no slot")
+            self.places[number] = (<PyMemberDescrObject *>member).d_member.offset
+
+    def items(self, topic, rows):
+        """Return rows, a structured array of the schema's `row`, as items."""
+        cdef const uint8_t[::1] data = memoryview(rows).cast("B") if len(rows) else b""
+        if data.shape[0] != self.stride * len(rows):
+            fail("the rows have columns that the items have not")
+        return self.make(topic, &data[0] if data.shape[0] else NULL, len(rows))
+
+    cdef tuple make(self, topic, const uint8_t *row, int64_t count):
+        cdef int64_t number
+        cdef list made = []
+        for number in range(count):
+            item = PyType_GenericAlloc(<PyTypeObject *>self.kind, 0)
+            self.put(item, 0, topic)
+            self.put(item, 1, row_word(row, 12))
+            self.put(item, 2, row_word(row, ROW_QUEUE))
+            self.put(item, 3, row_long(row, ROW_OFFSET))
+            self.put(item, 4, row_word(row, 28))
+            self.put(item, 5, row_long(row, 0) * 1000)
+            self.put(item, 6, row_word(row, 8))
+            self.put(item, 7, None)
+            if self.count > 8:
+                self.put(item, 8, <uint32_t>row_word(row, ROW_EXTRA))
+            # it refers only to text and numbers, so it is in no cycle
+            PyObject_GC_UnTrack(<void *>item)
+            made.append(item)
+            row += self.stride
+        return tuple(made)
+
+    cdef inline void put(self, item, Py_ssize_t field, value) noexcept:
+        """Set a field of a new item."""
+        Py_INCREF(value)
+        (<PyObject **>(<char *><void *>item + self.places[field]))[0] = <PyObject *>value
+
+
+@cython.final
 @cython.freelist(8)
 cdef class ViewRows:
     """The first rows of a view for a lookup: at most `max_count` + 1, in answer order, each answer once.
@@ -979,7 +1049,8 @@ cdef class ViewRows:
     It can be the `_later` of an answer; `fields` then makes the fields of the answer.
     """
     cdef readonly list handles
-    cdef object fields, item_kind
+    cdef object fields
+    cdef ItemForm plain_items
     cdef readonly object topic, key, about
     cdef readonly uint32_t key_hash, masked_hash
     cdef readonly int64_t second_min, second_max, max_count
@@ -1000,38 +1071,19 @@ cdef class ViewRows:
 
     def field(self, str name not None):
         """See `LaterFields.field`."""
-        if name == "items" and self.item_kind is not None:
-            return self.items(self.item_kind)
+        if name == "items" and self.plain_items is not None:
+            return self.items(self.plain_items)
         return self.fields.field(self, name)
 
     def table(self):
         """See `LaterFields.table`."""
         return self.fields.table(self)
 
-    def items(self, kind not None):
-        """Return the rows as items of `kind`, `IndexItem` or `KeyedIndexItem`, without calling their constructor."""
-        cdef int64_t number
-        cdef const uint8_t *row = self.found.rows
-        cdef list made = []
-        cdef bint keyed = self.found.fingerprint_at > 0
-        if self.found.extra_count != keyed:
+    def items(self, ItemForm form not None):
+        """Return the rows as items."""
+        if self.found.stride != form.stride:
             fail("the rows have columns that the items have not")
-        for number in range(min(self.found.count, self.max_count)):
-            item = new(kind)
-            # in the order of the fields, on which `IndexItem.to_dict` relies
-            PyObject_GenericSetAttr(item, "topic", self.topic)
-            PyObject_GenericSetAttr(item, "topic_id", row_word(row, 12))
-            PyObject_GenericSetAttr(item, "queue_id", row_word(row, ROW_QUEUE))
-            PyObject_GenericSetAttr(item, "offset", row_long(row, ROW_OFFSET))
-            PyObject_GenericSetAttr(item, "size", row_word(row, 28))
-            PyObject_GenericSetAttr(item, "timestamp_ms", row_long(row, 0) * 1000)
-            PyObject_GenericSetAttr(item, "key_hash", row_word(row, 8))
-            PyObject_GenericSetAttr(item, "source", None)
-            if keyed:
-                PyObject_GenericSetAttr(item, "fingerprint", <uint32_t>row_word(row, ROW_EXTRA))
-            made.append(item)
-            row += self.found.stride
-        return tuple(made)
+        return form.make(self.topic, self.found.rows, min(self.found.count, self.max_count))
 
     def __len__(self):
         return self.found.count
@@ -1960,17 +2012,18 @@ cdef class Answers:
     """Answers plain lookups: those that need only the files of a view, and have no budget and no cursor.
 
     An answer is a `kind`. Its `_later` is a `ViewRows`, whose `fields` makes the answer's fields on first access. Its
-    `plain_items` is the class of the items; None: it makes them, too.
+    `plain_items` is the `ItemForm` of the items; None: it makes them, too.
     `complete` and `truncated` count the answers. A topic has at most `most_topic` characters, a key at most `most_key`,
     and a time is at most `last_millisecond`.
     """
     cdef readonly int64_t complete, truncated
-    cdef object kind, fields, item_kind
+    cdef object kind, fields
+    cdef ItemForm plain_items
     cdef Py_ssize_t most_topic, most_key
     cdef int64_t last_millisecond
 
     def __init__(self, kind, fields, Py_ssize_t most_topic, Py_ssize_t most_key, int64_t last_millisecond):
-        self.fields, self.item_kind = fields, fields.plain_items
+        self.fields, self.plain_items = fields, fields.plain_items
         self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
 
     def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count, bint has_topics=True):
@@ -2012,12 +2065,12 @@ cdef class Answers:
 
     cdef made(self, ViewRows rows, key, int64_t second_max, about):
         rows.key, rows.second_max, rows.about = key, second_max, about
-        rows.fields, rows.item_kind = self.fields, self.item_kind
+        rows.fields, rows.plain_items = self.fields, self.plain_items
         result = new(self.kind)
         PyObject_GenericSetAttr(result, "_later", rows)
-        if not rows.found.count:
-            # so that nobody has to ask for them
-            PyObject_GenericSetAttr(result, "items", ())
+        if rows.found.count <= AT_ONCE and (self.plain_items is not None or not rows.found.count):
+            # a first access through `__getattr__` takes longer than making a few
+            PyObject_GenericSetAttr(result, "items", rows.items(self.plain_items) if rows.found.count else ())
         if rows.skipped or rows.found.count > rows.max_count:
             self.truncated += 1
         else:

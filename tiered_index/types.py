@@ -17,6 +17,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
 
 from typing_extensions import TypeVar
@@ -65,7 +66,7 @@ def column(dtype: str, *, identity: bool = False, default: Any = ...) -> Any:
     return field(default=given.get("default", 0), metadata={"dtype": dtype, "identity": identity, **given})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IndexItem:
     """An entry: topic, queue, offset, size, and time in seconds, of one message that has the key.
 
@@ -95,11 +96,8 @@ class IndexItem:
         Byte strings become hexadecimal text; a `source` of None is left out.
         """
         kind: Any = self.__class__
-        names, of_bytes = _field_names(kind)
-        document = self.__dict__.copy()
-        if tuple(document) != names:
-            # a subclass has slots, or attributes beside its fields
-            document = {name: getattr(self, name) for name in names}
+        names, values_of, of_bytes = _field_names(kind)
+        document = dict(zip(names, values_of(self), strict=True))
         if document["source"] is None:
             del document["source"]
         for name in of_bytes:
@@ -108,18 +106,19 @@ class IndexItem:
 
 
 @functools.cache
-def _field_names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a class's fields, and of those among them that hold bytes."""
+def _field_names(kind: Any) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]], tuple[str, ...]]:
+    """Return the names of a class's fields, a function that returns their values, and the names of those with bytes."""
     fields = dataclasses.fields(kind)
+    names = tuple(f.name for f in fields)
     of_bytes = [f.name for f in fields if f.metadata.get("dtype", "").lstrip("<>=|")[:1] == "S"]
-    return tuple(f.name for f in fields), tuple(of_bytes)
+    return names, attrgetter(*names), tuple(of_bytes)
 
 
 ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
 """The class of entries; by default `IndexItem`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KeyedIndexItem(IndexItem):
     """An `IndexItem` with a 32-bit fingerprint of topic#key: the default class of entries.
 

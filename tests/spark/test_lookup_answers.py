@@ -118,7 +118,7 @@ def lookups_in(made, *, max_count=64):
 
 
 def entries_of(result):
-    return [{n: v for n, v in item.__dict__.items() if n not in ("topic", "source")} for item in result.items]
+    return [{n: v for n, v in item.to_dict().items() if n not in ("topic", "source")} for item in result.items]
 
 
 def check(made, found, lookups):

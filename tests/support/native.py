@@ -26,6 +26,7 @@ _TESTS = (
     "tests/regressions/rocketmq/test_long_chains.py",
     "tests/regressions/rocketmq/test_puts_with_more_keys_than_a_file.py",
     "tests/unit/service/test_many_local_files.py",
+    "tests/unit/service/test_items_of_answers.py",
     "tests/unit/service/test_plain_lookups.py",
     "tests/unit/service/test_stored_lookups.py",
     "tests/unit/service/test_lookups_beside_changes.py",

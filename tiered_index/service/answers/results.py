@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled_views
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import AnswerRows, Array, encode_cursor, order_key, query_digest
 from tiered_index.types import (
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from tiered_index._views import ItemForm
+
 
 class AnswerForm:
     """Makes items of `item_type`, documents and tables from rows. Immutable.
@@ -45,16 +48,21 @@ class AnswerForm:
         self.item_type = item_type
         self._extra = [c.name for c in schema.extra]
         self._sources = sources
-        # these classes only store their fields; without their constructor an answer takes a third of the time
+        # these classes only store their fields
         self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
         if sources is not None:
             self._numbers, self._extra[-1] = self._extra[-1], "source"
-        self.is_plain = self.only_stores and sources is None and self._extra == ["fingerprint"] * schema.keyed
-        """Whether the compiled core can make the items."""
+        # makes the items faster than their constructor; None: it can't
+        self.in_core: ItemForm | None = None
+        core = compiled_views()
+        if core is not None and self.only_stores and self._extra == ["fingerprint"] * schema.keyed:
+            self.in_core = core.ItemForm(item_type, schema.keyed)
 
     def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
         """Return the rows (n) as items."""
-        item_type, extra, sources, new = self.item_type, self._extra, self._sources, object.__new__
+        if self.in_core is not None:
+            return self.in_core.items(topic, rows)
+        item_type, extra, sources = self.item_type, self._extra, self._sources
         made = []
         for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
             if sources is not None:
@@ -70,12 +78,7 @@ class AnswerForm:
                 "source": None,
             }
             fields.update(zip(extra, more, strict=True))
-            if self.only_stores:
-                item = new(item_type)
-                item.__dict__.update(fields)
-            else:
-                item = item_type(**fields)
-            made.append(item)
+            made.append(item_type(**fields))
         return tuple(made)
 
     def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:

@@ -447,8 +447,7 @@ class ViewFields:
 
     def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem], prices: PriceTable) -> None:
         self._schema, self._form, self._item_type, self._prices = schema, form, item_type, prices
-        # the class of items that the core can make
-        self.plain_items = form.item_type if form.is_plain else None
+        self.plain_items = form.in_core
 
     def field(self, found: ViewRows, name: str) -> Any:
         """See `LaterFields.field`."""

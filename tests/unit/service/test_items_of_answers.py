@@ -1,0 +1,72 @@
+"""Items of answers. The core makes them without a constructor; they equal those that the constructor makes."""
+
+import copy
+import gc
+import pickle
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pytest
+
+from tests.support.core import compiled_core, using
+from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled_views
+from tiered_index.service.answers.results import AnswerForm
+from tiered_index.types import IndexItem, KeyedIndexItem, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged(KeyedIndexItem):
+    """Items with a column of their own."""
+
+    tag: int = column(">u2")
+
+
+def rows_of(schema, count=5):
+    """Return rows with the least and the greatest values first."""
+    rows = np.zeros(count, schema.row)
+    for name in schema.row.names:
+        info = np.iinfo(schema.row[name])
+        rows[name][:2] = info.min, info.max
+        rows[name][2:] = np.arange(count - 2)
+    rows["second"] = np.arange(count)
+    return rows
+
+
+@pytest.mark.parametrize("kind", [IndexItem, KeyedIndexItem])
+def test_items_of_the_core_are_those_of_the_constructor(kind):
+    core, schema = compiled_core(), Schema.of(kind)
+    rows = rows_of(schema)
+    with using(core):
+        form = AnswerForm(schema, kind)
+        assert form.in_core is not None
+        found = form.items("t", rows)
+    with using(None):
+        expected = AnswerForm(schema, kind).items("t", rows)
+    assert found == expected and len(found) == 5
+    assert [list(map(type, map(item.__getattribute__, item.__slots__))) for item in found] == [
+        list(map(type, map(item.__getattribute__, item.__slots__))) for item in expected
+    ]
+    assert form.items("t", rows[:0]) == ()
+    assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == expected
+    assert [item.to_dict() for item in found] == [item.to_dict() for item in expected]
+    assert list(found[0].to_dict()) == [each.name for each in fields(kind) if each.name != "source"]
+
+
+def test_items_of_the_core_take_no_time_of_garbage_collections():
+    """They refer only to text and numbers. The collector would look at each of them again and again."""
+    core = compiled_core()
+    with using(core):
+        found = AnswerForm(Schema.of(KeyedIndexItem), KeyedIndexItem).items("t", rows_of(Schema.of(KeyedIndexItem)))
+    assert not any(map(gc.is_tracked, found))
+
+
+def test_the_core_refuses_classes_and_rows_that_it_can_not_fill():
+    compiled_core()
+    make = compiled_views().ItemForm
+    for kind, keyed in ((Tagged, True), (KeyedIndexItem, False), (IndexItem, True), (int, False), (object, False)):
+        with pytest.raises((ValueError, AttributeError)):
+            make(kind, keyed)
+    for rows in (rows_of(Schema.of(Tagged)), rows_of(Schema.of(IndexItem)), np.zeros(3, "u1")):
+        with pytest.raises(ValueError, match="columns that the items have not"):
+            make(KeyedIndexItem, True).items("t", rows)
