@@ -11,6 +11,8 @@ cdef extern from "core.h" nogil:
     int first_one(uint64_t word)
     void prefetch(const void *place)
     int64_t read_cached(int descriptor, void *to, int64_t size, int64_t at) nogil
+    int64_t read_whole(int descriptor, void *to, int64_t size, int64_t at) nogil
+    void read_ahead(int descriptor, int64_t at, int64_t size) nogil
     double seconds_now()
     const uint32_t *SALTS
     const uint64_t *SUM_STARTS

@@ -18,8 +18,8 @@ from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
     BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, add_units, fail, filter_mix,
-    find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, read_cached, seconds_now,
-    set_columns, set_key_bits, word_at,
+    find_in_run, first_one, is_text, long_at, may_hold, mixed32, normal_at, prefetch, read_ahead, read_cached,
+    read_whole, seconds_now, set_columns, set_key_bits, word_at,
 )
 
 cdef extern from "structmember.h":
@@ -1520,7 +1520,7 @@ cdef class ViewBatch:
     """Many lookups in the files of a view. `find` searches for some of them, and may run in several threads.
 
     A lookup has the number of its topic in `topics`, normal hashes by the rules abs and mask, and inclusive seconds.
-    With `stored` it also searches files in a storage, as far as no read has to wait.
+    With `stored` it also searches files in a storage that is a local folder.
     """
     cdef View view
     # the files in a storage to search, and their numbers; of a closed shard ~ number, since lookups of its slots are left
@@ -1953,16 +1953,27 @@ cdef class ViewBatch:
         return chosen
 
     cdef int read_groups(
-        self, Py_ssize_t number, File *file, int descriptor, const int64_t *pairs, Py_ssize_t count, int64_t *missed,
+        self, Py_ssize_t number, File *file, int descriptor, int64_t *pairs, Py_ssize_t count, int64_t *missed,
         Part *part
     ) except -9 nogil:
-        """Search the slot groups of pairs. Leave those to the caller that are not in memory, damaged, or in blocks.
+        """Search the slot groups of pairs. Leave those to the caller that are damaged or in blocks.
 
-        `missed` becomes a lookup of the file's whole range without rows, if there is one.
+        Groups that the operating system has in memory come first. Meanwhile it reads the others ahead. `missed` becomes
+        a lookup of the file's whole range without rows, if there is one.
         """
+        cdef Py_ssize_t waiting = self.read_some(number, file, descriptor, pairs, count, False, missed, part)
+        if waiting > 0:
+            waiting = self.read_some(number, file, descriptor, pairs, waiting, True, missed, part)
+        return <int>waiting
+
+    cdef Py_ssize_t read_some(
+        self, Py_ssize_t number, File *file, int descriptor, int64_t *pairs, Py_ssize_t count, bint waits,
+        int64_t *missed, Part *part
+    ) except -9 nogil:
+        """As `read_groups`. Unless it `waits`, put the pairs first that need a wait, and return their number."""
         cdef Found *found = &part.found
-        cdef Py_ssize_t pair, lookup
-        cdef int64_t held = -1, at, begin, size, before
+        cdef Py_ssize_t pair, lookup, waiting = 0
+        cdef int64_t held = -1, missing = -1, at, begin, size, before, got
         cdef const uint8_t *group
         cdef Asked asked
         cdef int done
@@ -1981,10 +1992,20 @@ cdef class ViewBatch:
                 if not is_whole(file, group):
                     done = DECLINED
                 elif held != at:
-                    held = -1
+                    held, got = -1, -1
                     if make_group(found, size) < 0:
                         return NO_MEMORY
-                    if read_cached(descriptor, found.group, size, begin) != size:
+                    if waits:
+                        got = read_whole(descriptor, found.group, size, begin)
+                    elif missing != at:
+                        got = read_cached(descriptor, found.group, size, begin)
+                    if got != size and not waits:
+                        if missing != at:
+                            read_ahead(descriptor, begin, size)
+                        missing, pairs[2 * waiting], pairs[2 * waiting + 1] = at, pairs[2 * pair], lookup
+                        waiting += 1
+                        continue
+                    if got != size:
                         done = DECLINED
                     else:
                         part.counts[COUNTS * number + READS] += 1
@@ -2004,7 +2025,7 @@ cdef class ViewBatch:
                 missed[0] = lookup
             if self.end(number, lookup, asked.most, before, done, part) < 0:
                 return NO_MEMORY
-        return 0
+        return waiting
 
 
 @cython.final

@@ -2,9 +2,11 @@
 #ifndef TIERED_INDEX_CORE_H
 #define TIERED_INDEX_CORE_H
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <sys/uio.h>
 #include <time.h>
+#include <unistd.h>
 
 static inline uint32_t swapped32(uint32_t value) { return __builtin_bswap32(value); }
 static inline uint64_t swapped64(uint64_t value) { return __builtin_bswap64(value); }
@@ -31,6 +33,19 @@ static inline int64_t read_cached(int descriptor, void *to, int64_t size, int64_
     (void)descriptor, (void)to, (void)size, (void)at;
     return -1;
 #endif
+}
+
+/* Begin to read bytes of a file into the memory of the operating system. */
+static inline void read_ahead(int descriptor, int64_t at, int64_t size) {
+#ifdef POSIX_FADV_WILLNEED
+    (void)posix_fadvise(descriptor, at, size, POSIX_FADV_WILLNEED);
+#else
+    (void)descriptor, (void)at, (void)size;
+#endif
+}
+/* Read bytes of a file. Returns their number, or -1. */
+static inline int64_t read_whole(int descriptor, void *to, int64_t size, int64_t at) {
+    return pread(descriptor, to, (size_t)size, at);
 }
 
 /* for sum_of in _views.pyx: arbitrary numbers; the factors must be odd */

@@ -131,7 +131,7 @@ def test_batches_are_those_of_the_search_file_by_file(store, settings, tmp_path)
             with using(None):
                 expected = told_of_all(other, batch)
             if number % 3 == 2:
-                # the core then leaves slot groups to the search file by file
+                # the core then reads ahead
                 forget_pages(store)
             assert told_of_all(one, batch) == expected
             assert told_of_all(one, batch, max_requests=1_000) == expected

@@ -263,7 +263,7 @@ class LocalView:
     def find_many(self, batch: LookupBatch, in_parts: InParts, *, stored: bool = False) -> BatchRows:
         """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup.
 
-        `stored`: also search files in a storage, as far as no read has to wait.
+        `stored`: also search files in a storage that is a local folder.
         """
         asked = in_core(self.core, batch, batch.under("mask")[0].key_hash, stored=stored)
         parts = in_parts(asked.find, len(batch))
