@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +14,7 @@ from tiered_index.cli.options import duration
 from tiered_index.cli.output import error_document
 from tiered_index.cli.progress import Ending
 from tiered_index.cli.results import show
-from tiered_index.cli.session import Session, command, storage_uri
+from tiered_index.cli.session import Session, check_root_of, command, storage_uri
 from tiered_index.clock import SystemClock
 from tiered_index.errors import (
     CorruptFile,
@@ -79,9 +81,15 @@ def copy(
         )
         copier = Copier(read, written, SystemClock(), threads)
         copier.must_exist = must_exist
+
+        def open_both() -> None:
+            copier.open()
+            if source is None:
+                check_root_of(config, copier.log)
+
         if follow:
-            return _follow(session, copier, interval, grace)
-        copier.open()
+            return _follow(session, copier, open_both, interval, grace)
+        open_both()
         report = _round(session, copier)
         _write_round(session, copier, report, "copied")
     return _code(report)
@@ -94,7 +102,7 @@ def _round(session: Session, copier: Copier) -> CopyReport:
         return copier.run_once()
 
 
-def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> int:
+def _follow(session: Session, copier: Copier, open_both: Callable[[], None], interval_s: int, grace_s: int) -> int:
     """Copy in rounds until a signal ends the command; after a storage error try again in the next round."""
     swept_s, last = float("-inf"), None
     with Ending() as ending:
@@ -102,7 +110,7 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
         while not ending.event.is_set():
             try:
                 if last is None:
-                    copier.open()
+                    open_both()
                 report = _round(session, copier)
                 # also if the sweep fails: then the copy is up to date
                 is_first = last is None
@@ -121,7 +129,7 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
             else:
                 if session.out.as_json or is_first or report.records or (swept and swept.objects):
                     _write_round(session, copier, report, "following", swept)
-            ending.event.wait(interval_s)
+            ending.event.wait(min(interval_s, threading.TIMEOUT_MAX))
         if last is not None:
             _write_round(session, copier, last, "stopped")
         else:

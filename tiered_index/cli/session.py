@@ -30,7 +30,7 @@ from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, Printabl
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
-from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
 from tiered_index.format.names import file_id_of, is_foreign
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
@@ -174,7 +174,7 @@ def storage_uri(config: IndexConfig) -> str:
 @contextlib.contextmanager
 def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[StoredIndex]:
     """Yield the index in `storage_uri(config)`, `checks` as in `StorageLog.open`. Raises as both, `StorageUnavailable`,
-    and with `checks` `StorageBehind` if the log is not the one that the root has seen.
+    and with `checks` `NotAnIndex` if the root is of another index, `StorageBehind` if it has seen another log.
     """
     uri = storage_uri(config)
     root = Root(config.root, Disk()) if checks and config.root is not None else None
@@ -184,12 +184,24 @@ def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[S
     storage = MeteredStorage(config.open_storage(uri), config.prices)
     with contextlib.closing(storage):
         log = StorageLog(storage, clock)
-        genesis = log.open(checks=checks).genesis
-        if root is not None and seen is not None and genesis is not None:
-            marker = root.read_marker()
-            if marker is not None and marker.index_id == genesis.index_id:
-                log.check_seen(seen)
+        log.open(checks=checks)
+        if checks and check_root_of(config, log) and seen is not None:
+            log.check_seen(seen)
         yield StoredIndex(storage, log, clock)
+
+
+def check_root_of(config: IndexConfig, log: StorageLog) -> bool:
+    """Return whether `config` names a root of an index. Raises `NotAnIndex` if it is not the index of the log."""
+    marker = Root(config.root, Disk()).read_marker() if config.root is not None else None
+    genesis = log.state.genesis
+    if marker is None or genesis is None:
+        return False
+    if marker.index_id != genesis.index_id:
+        raise NotAnIndex(
+            f"{log.storage.uri} holds index {genesis.index_id}, and root {config.root} is of index "
+            f"{marker.index_id}: leave one of them out"
+        )
+    return True
 
 
 def asked_service(session: Session, service: ServiceOptions, **given: object) -> IndexClient | None:

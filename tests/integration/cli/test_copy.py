@@ -185,3 +185,21 @@ def test_a_standby_follows_until_it_is_ended(put, tmp_path, number, code):
     assert [record["status"] for record in records] == ["following"] * (len(records) - 1) + ["stopped"]
     assert sum(record["sent"] for record in records[:-1]) == 2
     assert all(record["lag_s"] >= 0 for record in records)
+
+
+def test_a_long_interval_is_no_error(run_here, put, tmp_path, monkeypatch):
+    """No wait of a thread may be longer than 292 years."""
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    put(1, source)
+
+    class Ending(copying.Ending):
+        """Ends the command in its first wait."""
+
+        def __enter__(self):
+            threading.Timer(1.0, self.event.set).start()
+            return super().__enter__()
+
+    monkeypatch.setattr(copying, "Ending", Ending)
+    done = run_here("copy", "--from", source, "--to", target, "--follow", "--interval", "200000d", "--json")
+    assert done.code == 0, done.err
+    assert offsets(target) == [1]

@@ -336,3 +336,11 @@ def test_an_export_to_stdout_that_fails_has_no_end(damaged):
     assert failed.returncode == 4, failed.stderr
     # the mark is at the begin and at the end of a whole file
     assert failed.stdout.count(b"PAR1") < 2
+
+
+def test_du_says_that_it_counts_the_files_of_the_root_alone(run_here, damaged, tmp_path):
+    assert done(run_here("du", "--root", damaged.root, "--json"))["not_asked"] is None
+    damaged.store.rename(tmp_path / "lost")
+    told = done(run_here("du", "--root", damaged.root, "--json"))
+    assert "is it mounted?" in told["not_asked"]
+    assert "the storage could not be read" in run_here("du", "--root", damaged.root).out
