@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.command_lines import run_here
+from tests.support.damage import flip
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
 from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexConfig, IndexReader, IndexService, erase
+from tiered_index import IndexConfig, IndexReader, IndexService, Retention, erase, expire
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
     InvalidArgument,
@@ -315,6 +316,20 @@ def test_recover_repeats_the_erasures_that_a_restored_storage_lacks(
         assert [item.offset for item in reader.query("t", "other")] == [100]
 
 
+def test_recover_says_that_the_storage_lacks_an_expiry_that_replaced_an_erasure(life: Life) -> None:
+    life.write(3, upload=True)
+    life.keep("storage")
+    uri = f"file://{life.folder}/storage"
+    erase(uri, "t", keys="k", before_ms=NOW_MS + 10_000, yes=True, clock=life.clock)
+    life.clock.advance(10 * 86400)
+    assert expire(uri, Retention(age_s=86400), yes=True, clock=life.clock).expired.tombstones == ()
+    life.write(1, upload=True)
+    life.restore("storage")
+    told = run_here("recover", "--root", life.root)
+    assert told.code == 0 and "the storage lacks an expiry that the root knows" in told.out
+    assert life.found() == {1, 2, 3}
+
+
 def test_recover_says_that_it_can_not_repeat_erasures(life: Life) -> None:
     life.write(3, upload=True)
     life.keep("storage")
@@ -338,6 +353,31 @@ def test_recover_of_a_root_from_a_backup_keeps_files_that_the_storage_lacks(life
         life.ingest(index, 400, upload=True)
         assert life.found(index) == set(range(1, 701))
     assert life.found() == set(range(1, 701))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "flipped"])
+def test_recover_sends_a_copy_of_an_object_that_the_storage_has_lost(life: Life, damage: str) -> None:
+    """The copy in the root may be the last one, and `verify --repair` refuses a root that is behind."""
+    life.write(100, upload=True)
+    life.keep("root")
+    life.write(10, upload=True)
+    life.restore("root")
+    first = _object_of_the_roots_file(life)
+    if damage == "deleted":
+        first.unlink()
+    else:
+        flip(first, first.stat().st_size // 2)
+    done = life.begin_anew()
+    assert (done.sent, done.entries, done.stored, done.kept) == (1, 100, 0, {})
+    with life.open() as index:
+        assert {item.offset for item in index.query("t", "k", max_count=1000, allow_partial=True)} >= set(range(1, 101))
+
+
+def _object_of_the_roots_file(life: Life) -> Path:
+    """Return the path of the object of the only file that the root has in `uploaded`."""
+    (copy,) = (life.root / "uploaded").glob("*.index")
+    (path,) = [path for path in (life.folder / "storage" / "data%").rglob("*.index") if copy.stem in str(path)]
+    return path
 
 
 def test_files_that_recover_has_sent_are_deleted_also_after_a_crash(
@@ -474,6 +514,29 @@ def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life
         refused = run_here(*job.split(), *more, "--root", life.root, "--json")
         assert (job, refused.code, refused.error["type"]) == (job, 4, "StorageBehind")
     assert sorted((life.folder / "storage").rglob("*")) == names
+
+
+@pytest.mark.parametrize("known", ["by an option", "by the environment"])
+def test_jobs_refuse_a_storage_and_a_root_of_two_indexes(life: Life, tmp_path: Path, known: str) -> None:
+    """Otherwise they would change an index that the operator does not mean, and leave the root's index unchanged."""
+    life.write(10, upload=True)
+    lost = life.folder / "root" / "unsealed"
+    with life.open() as index:
+        life.ingest(index, 5, upload=False)
+    (file,) = lost.glob("*.journal")
+    for path in lost.iterdir():
+        path.unlink()
+    other = Life(tmp_path / "other")
+    other.write(20, upload=True)
+    uri = f"file://{other.folder}/storage"
+    where = ["--root", str(life.root), *(["--storage", uri] if known == "by an option" else [])]
+    environment = {"TIERED_INDEX_STORAGE": uri} if known == "by the environment" else {}
+    names = sorted((other.folder / "storage").rglob("*"))
+    jobs = ("orphans --yes", "expire --set retention.age_s=10000d --yes", "merge", "erase --topic t --key k --yes")
+    for job in (*jobs, f"recover --lost {file.stem}", f"copy --to file://{tmp_path}/copy"):
+        refused = run_here(*job.split(), *where, "--json", environment=environment)
+        assert (job, refused.code, refused.error["type"]) == (job, 2, "NotAnIndex")
+    assert sorted((other.folder / "storage").rglob("*")) == names
 
 
 def test_a_flush_into_a_folder_that_was_replaced_confirms_nothing_there(life: Life) -> None:

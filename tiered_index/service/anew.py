@@ -60,6 +60,7 @@ class BegunAnew:
     - `stored`: the number of files whose entries the storage has already.
     - `kept`: the reason for each file that could not be sent, by id.
     - `left`: the folder that still has these files.
+    - `lacks_expiries`: the storage lacks a horizon that the root knows, and the erasures that this horizon replaced.
     """
 
     sent: int
@@ -67,6 +68,7 @@ class BegunAnew:
     stored: int
     kept: dict[str, str]
     left: Path | None = None
+    lacks_expiries: bool = False
 
 
 def begin_anew(
@@ -97,6 +99,8 @@ def begin_anew(
         if known is not None and is_own and (stones := known.expired.tombstones):
             # not the horizons: the storage may have been restored because of a wrong one, and a rule expires again
             take_over(index.storage, Expired(tombstones=stones), clock, checks=False)
+        horizons = Expired(known.expired.horizons) if known is not None and is_own else Expired()
+        lacks_expiries = index.expired.joined(horizons) is not index.expired
         done = _Sending(index, aside, clock).run()
         if known is None and (aside.path / LOG).exists():
             done.kept[LOG] = "it can't be read: repeat the erasures that the storage lacks"
@@ -110,7 +114,7 @@ def begin_anew(
             raise disk_error(error, f"moving {aside.path} to {left}") from error
         if not done.kept:
             shutil.rmtree(left, ignore_errors=True)
-    return replace(done, left=left if done.kept else None)
+    return replace(done, left=left if done.kept else None, lacks_expiries=lacks_expiries)
 
 
 def _set_aside(root: Root) -> None:
@@ -213,7 +217,7 @@ class _Sending:
     def _has_seen(self) -> bool:
         """Return whether the storage's log has the position that the root had seen.
 
-        If so, the storage has, or had, the files in `uploaded`.
+        If so, records added the files in `uploaded`. The storage may have lost their objects.
         """
         seen = SeenFile(self._aside).read()
         if seen is None:
@@ -232,11 +236,12 @@ class _Sending:
                 if isinstance(handle.error, CorruptFile)
                 else CorruptFile(handle.file_id, str(handle.error))
             )
-        if self._was_published and isinstance(handle, CompactedFile) and handle.folder == UPLOADED:
-            return True
         stored = self._state.object_of(handle.file_id)
         assert isinstance(handle, CompactedFile | UnsealedView)
-        if stored is None or stored.count != handle.count:
+        if stored is None:
+            # a record has removed its object since, for example a merge
+            return self._was_published and isinstance(handle, CompactedFile) and handle.folder == UPLOADED
+        if stored.count != handle.count:
             return False
         alone = replace(self._state, objects={stored.name: stored})
         try:

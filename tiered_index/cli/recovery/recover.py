@@ -155,6 +155,11 @@ def _notes(begun: BegunAnew | None) -> list[str]:
         f"the root was begun again: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} were "
         f"put in again, {counted(begun.stored, 'file')} were in the storage"
     ]
+    if begun.lacks_expiries:
+        notes.append(
+            "the storage lacks an expiry that the root knows, which may have replaced erasures: repeat these, or run "
+            "`tiered-index expire`"
+        )
     return notes + [
         f"{file_id}: its entries were not put in again, and {begun.left} keeps its files: {why}"
         for file_id, why in begun.kept.items()
