@@ -396,8 +396,16 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     result = dict(low)
     for name, value in high.items():
         below = result.get(name)
-        result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        if isinstance(below, dict) and isinstance(value, dict):
+            result[name] = _merged(below, value)
+        elif not (isinstance(value, dict) and _is_no_table(name, below)):
+            result[name] = value
     return result
+
+
+def _is_no_table(name: str, below: Any) -> bool:
+    """Return whether a table has another value in a lower place. It is kept, so that the check reports it."""
+    return name in (*TABLES, "topics") and below is not None and not isinstance(below, dict)
 
 
 def with_value(values: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -405,6 +413,8 @@ def with_value(values: dict[str, Any], path: Sequence[str], value: Any) -> dict[
     first, *inner = path
     if inner:
         below = values.get(first)
+        if _is_no_table(first, below):
+            return values
         value = with_value(below if isinstance(below, dict) else {}, inner, value)
     return {**values, first: value}
 

@@ -254,6 +254,20 @@ def test_a_table_of_the_environment_keeps_other_settings_of_the_file(toml, monke
     assert (config.s3.region, config.s3.max_attempts) == ("environment", 9)
 
 
+@pytest.mark.parametrize("place", ["the file", "the environment"])
+@pytest.mark.parametrize("higher", ["an argument", "the environment"])
+def test_a_wrong_table_is_an_error_also_if_another_place_sets_a_part_of_it(toml, monkeypatch, place, higher):
+    """Otherwise the audit entries would expire, although a rule keeps them."""
+    file = toml('[retention]\nage_s = "365d"\n' + ('topics = "audit=3650d"' if place == "the file" else ""))
+    if place == "the environment":
+        monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS", '{audit: "3650d"}')
+    given = {"retention": {"topics": {"debug": "7d"}}} if higher == "an argument" else {}
+    if higher == "the environment":
+        monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS__debug", "7d")
+    with pytest.raises(ConfigError, match=r"retention\.topics must be a table"):
+        IndexConfig.load(file, **given)
+
+
 def test_a_table_of_the_environment_is_not_blamed_for_other_settings_of_the_file(toml, monkeypatch):
     file = toml('[s3]\nmax_attempts = "many"')
     monkeypatch.setenv("TIERED_INDEX_S3", '{"region": "environment"}')
