@@ -256,7 +256,8 @@ def _opened_copy(config: IndexConfig, uri: str) -> Iterator[StoredIndex]:
             index = stack.enter_context(open_stored_index(config.changed(storage=uri, root=None)))
         except ConfigError as error:
             hint = ": give a copy that `tiered-index copy` made" if isinstance(error, NotAnIndex) else ""
-            raise type(error)(f"--copy {uri}: {error}{hint}") from error
+            # without the URI, which may hold a secret
+            raise type(error)(f"--copy: {error}{hint}") from error
         yield index
 
 

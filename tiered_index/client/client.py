@@ -69,9 +69,14 @@ class IndexClient:
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise InvalidArgument(f"not the URL of a service: {url!r:.80}; write http://host:8080")
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
+        more = "@" in parts.netloc or parts.query or parts.fragment
+        if parts.scheme not in ("http", "https") or not parts.hostname or more:
+            # without the URL, which may hold a secret
+            raise InvalidArgument("not the URL of a service: write http://host:8080, without login and parameters")
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidArgument("invalid token: a token is one word of printable ASCII")
         self.url = url.rstrip("/")

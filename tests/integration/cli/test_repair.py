@@ -178,6 +178,12 @@ def test_places_without_copies_are_refused_by_name(run_here, damaged, archived, 
     assert run_here("verify", "--storage", damaged.uri).code == 1
 
 
+def test_a_copy_with_credentials_is_refused_without_showing_them(run_here, damaged):
+    where = ("verify", "--deep", "--repair", "--storage", damaged.uri)
+    refused = run_here(*where, "--copy", "s3://key:secret@bucket/index")
+    assert refused.code == 2 and "--copy" in refused.err and "secret" not in refused.err
+
+
 def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_path):
     old, new = f"file://{archived}/store", f"file://{tmp_path}/new"
     built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
