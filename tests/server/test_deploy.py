@@ -1,6 +1,7 @@
 """deploy/: its files agree with the code: options, routes, ports, metrics, and each role's operations in a bucket."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.cli.main import LateCommand, app
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
+from tiered_index.server.tokens import Tokens, add_token
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S
 from tiered_index.service.log.log import StorageLog
@@ -197,6 +199,21 @@ def test_compose_is_confined_and_its_files_are_there() -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["service:8080"]}] and 'job="tiered-index"' in RULES[0]["expr"]
     assert job["job_name"] == "tiered-index"
+
+
+def test_the_set_up_of_compose_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """A kill between the file of tokens and the file of one token would otherwise end every restart with an error."""
+    script = COMPOSE["services"]["set-up"]["command"][0].partition("cd /data\n")[2]
+    add_token(tmp_path / "tokens.json", "demo", "admin", None)
+    (tmp_path / "demo").touch()
+    told = []
+    for _ in range(2):
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        subprocess.run(["sh", "-euc", script], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+        told.append([(tmp_path / name).read_text() for name in ("demo", "prometheus")])
+    assert told[0] == told[1]
+    known = Tokens(tmp_path / "tokens.json")
+    assert [caller and caller.role for caller in map(known.find, " ".join(told[0]).split())] == ["admin", "read"]
 
 
 # Routes and ports

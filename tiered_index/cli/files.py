@@ -236,6 +236,9 @@ def du(
         with session.open_reader(config) as reader:
             table = reader.du()
             document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
+            # a root answers without its storage
+            unread = [str(file.error) for file in reader.files() if isinstance(file, DamagedFile)]
+            document["not_asked"] = next(iter(unread), None)
     rows, totals = document["rows"], document["totals"]
     session.out.answer(document)
     show_rows(session.out, "", rows, most=len(rows), is_listed=False)
@@ -243,4 +246,6 @@ def du(
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}; objects in the "
         f"storage cost ${totals['usd_a_month']:,.6f} a month at ${document['usd_per_gib_month']:g} a GiB"
     )
+    if document.get("not_asked"):
+        session.out.line(f"only the root's files are counted: the storage could not be read: {document['not_asked']}")
     return 0

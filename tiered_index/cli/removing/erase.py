@@ -17,7 +17,7 @@ from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.erasure.erase import EraseRequest, Erasure
 from tiered_index.service.erasure.erase import erase as erase_index
 from tiered_index.service.root import CACHE
-from tiered_index.types import format_time
+from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 _REMAINS = 1
 # fields of the certificate that are empty in a plan
@@ -98,7 +98,8 @@ def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any]) -> int:
         {**done.to_dict(), **costs},
         without=("asked", "tombstones", "unknown_topics", "to_do", *(_OF_CHANGES if is_planned else ())),
     )
-    until_ms = max(stone.before_ms for stone in done.tombstones)
+    # the last second of 9999 ends in a year that no text can state
+    until_ms = min(max(stone.before_ms for stone in done.tombstones), MAX_TIMESTAMP_MS)
     out.line(
         f"{'would hide' if is_planned else 'hidden permanently'}: entries with a time before {format_time(until_ms)}"
     )
