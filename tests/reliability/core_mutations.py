@@ -94,12 +94,13 @@ class _Source:
 
     def __init__(self, file: InMemory) -> None:
         self._file, self._metadata = file, file.trailer().metadata
+        self.seconds = self._metadata.second_min, self._metadata.second_max
 
     def in_core(self) -> Any:
         """Return the core's file."""
         schema, slots = self._metadata.layout.schema, self._metadata.slot_map
         made = compiled_views().LocalFile(row_form(schema), None, None, 0, 0, slots.base)
-        return made.from_source(self, -(2**40), 2**40, (slots.split, slots.join, 0, slots.slots))
+        return made.from_source(self, *self.seconds, (slots.split, slots.join, 0, slots.slots))
 
     def open(self, file: Any) -> bool:
         """See `LocalFile.from_source`."""
@@ -134,7 +135,8 @@ class _Source:
 
 def _try_stored(random: Random, file: InMemory, schema: Any) -> bool:
     """Compare lookups through a view of a stored file with NumPy's; return whether rows were compared."""
-    view = compiled_views().View(row_form(schema), [(_Source(file).in_core(), -(2**40), 2**40)], ["file"])
+    source = _Source(file)
+    view = compiled_views().View(row_form(schema), [(source.in_core(), *source.seconds)], ["file"])
     batch = _batch(random)
     batch.allow_partial = True
     with using(None):
