@@ -116,7 +116,12 @@ def test_options_of_kafka_are_of_kafka(run, tmp_path):
     (tmp_path / "messages.ndjson").touch()
     result = run("ingest", tmp_path / "messages.ndjson", "--key", "key", "--storage", "memory://x")
     assert (result.code, "--key is for Kafka" in result.err) == (2, True)
-    assert run("ingest", "kafka://user:password@h:1/t", "--storage", "memory://x").code == 2
+
+
+def test_a_wrong_address_makes_no_index(run, tmp_path):
+    places = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+    assert run("ingest", "kafka://user:password@h:1/t", *places).code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_report_names_the_first_values_that_are_no_json(run, servers, producing, topic, tmp_path):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
-from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower
+from tiered_index.cli.kafka import SCHEME, KafkaOptions, check_kafka, open_kafka_follower
 from tiered_index.cli.options import (
     ArchiveOptions,
     Column,
@@ -306,6 +306,7 @@ def ingest(
     settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
     followed: dict[str, Any] = {"follow": follow, "restart": restart, "poll_s": poll}
     if kind == "Kafka":
+        check_kafka(source, kafka)
         return ingest_followed(
             session,
             session.config(**settings),

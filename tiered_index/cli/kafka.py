@@ -101,6 +101,14 @@ def open_kafka_follower(
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
 
 
+def check_kafka(place: str, options: KafkaOptions) -> None:
+    """Raise the errors of a wrong address and of wrong settings, so that no index is made before them."""
+    from tiered_index.kafka.client import KafkaAddress
+
+    KafkaAddress.parse(place)
+    options.settings()
+
+
 def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> KafkaBroker | None:
     """Return the brokers at `place`, or those of the setting ``bootstrap.servers``; None: there is neither."""
     settings = options.settings()
