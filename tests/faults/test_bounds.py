@@ -5,13 +5,11 @@ Puts continue as soon as a flush or an upload has freed space.
 
 from __future__ import annotations
 
-import errno
 import pickle
 
 import pytest
 
 from tests.support.batches import batch
-from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable
@@ -113,19 +111,6 @@ def test_health_says_that_puts_are_pushed_back_until_there_is_room(make_world):
     (problem,) = service.health()["problems"]
     assert problem.startswith("put: the write buffer holds 1 entries")
     service.flush()
-    assert service.health()["problems"] == []
-
-
-def test_health_says_that_the_next_file_has_no_room_yet(make_world):
-    world = make_world()
-    disk = FaultDisk()
-    service = world.open(disk=disk, items=100)
-    disk.fail("allocate", nth=2, error=errno.ENOSPC)
-    world.do("1 flush")
-    (problem,) = service.health()["problems"]
-    assert problem.startswith("main files: ")
-    assert "No space left" in problem
-    world.do("1 flush")
     assert service.health()["problems"] == []
 
 

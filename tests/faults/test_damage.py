@@ -7,14 +7,11 @@ import traceback
 
 import pytest
 
-from tests.reliability.world import QUESTIONS
 from tests.support.damage import flip
 from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
-
-MANY = [("orders", "a"), ("payments", "a"), ("orders", "b"), ("payments", "b")]
 
 
 def beside(world):
@@ -129,51 +126,6 @@ def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storag
         flip(path, -30)
         path.rename(world.root / "compacted" / path.name)
     world.do("open check")
-
-
-def test_a_damaged_object_is_named_and_other_files_still_answer(published):
-    world = published
-    stored = sorted((o for o in world.service.log_state.objects.values() if o.lane == "main"), key=lambda o: o.name)[1]
-    name, data = stored.name, bytearray(world.storage.get(stored.name))
-    for position in range(28 + 8 * 7, stored.trailer_position):  # the items, not the bytes that are checked before them
-        data[position] ^= 0xFF
-    world.storage.put(name, bytes(data))
-    others = [one for one in world.service.log_state.objects.values() if one.name != name]
-    with pytest.raises(CorruptFile, match="CRC32"):
-        for question in MANY:
-            world.service.query(*question)
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
-        statuses, sound = set(), set()
-        for question in MANY:
-            result = reader.query(*question, max_count=1000, allow_partial=True)
-            statuses.add(result.status)
-            seconds = {a.offset: a.timestamp_ms // 1000 for a in world.model.query(*question, max_count=None)}
-            # 18 messages are published, and the intervals of their files do not overlap
-            kept = {
-                offset
-                for offset, second in seconds.items()
-                if offset <= 18
-                and any(one.second_min <= second <= one.second_max for one in others)
-                and not stored.second_min <= second <= stored.second_max
-            }
-            assert kept <= {item.offset for item in result} <= set(seconds)
-            assert {report.file for report in result.failed} <= {stored.file_id}
-            sound |= kept
-        assert "partial" in statuses and sound
-
-
-def test_a_lost_object_is_a_failure_never_a_short_list(published):
-    world = published
-    name = sorted(world.service.log_state.objects)[0]
-    with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
-        world.storage.delete(name)
-        for ask in (reader.query, world.service.query):
-            with pytest.raises(CorruptFile, match="storage does not"):
-                for question in QUESTIONS:
-                    ask(*question)
-            results = [ask("payments", key, max_count=1000, allow_partial=True) for key in ("a", "b", "c", "ключ")]
-            assert "partial" in {result.status for result in results}
-            assert {report.file for result in results for report in result.failed} == {name.split("/")[1]}
 
 
 @pytest.mark.parametrize("allow_partial", [False, True])

@@ -50,25 +50,6 @@ def test_a_failing_call_loses_nothing(make_world, first, error, times):
     raise AssertionError("the scenario has more calls than were struck")
 
 
-def test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound(make_world):
-    world, disk = make_world(), FaultDisk()
-    service = world.open(disk, buffer_max_entries=20)
-    world.do("4 flush")
-    disk.fail("*", times=None, error=errno.ENOSPC)
-    world.put(5)
-    with pytest.raises(DiskFull):
-        service.flush()
-    world.check()
-    assert {one.offset for found in world.answers().values() for one in found} == set(range(1, 10))
-    with pytest.raises(BackPressure):
-        world.put(50)
-    world.check()
-    assert service.health()["problems"]
-    disk.clear()
-    world.do("flush check")
-    assert not service.health()["problems"]
-
-
 def test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one(make_world):
     world, disk = make_world(), FaultDisk()
     service = world.open(disk)
@@ -89,21 +70,6 @@ def test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next
     world.do("check abandon")
     disk.lose_unsynced()
     world.come_back()
-
-
-def test_a_flush_that_fails_makes_no_position_durable(make_world):
-    world, disk = make_world(), FaultDisk()
-    service = world.open(disk)
-    world.do("3 flush")
-    disk.fail("*", times=None)
-    world.put(3)
-    for _ in range(2):
-        with pytest.raises(StorageUnavailable):
-            service.flush()
-        assert service.durable_position("log") == 3
-    disk.clear()
-    service.flush()
-    assert service.durable_position("log") == 6
 
 
 def test_a_flush_that_failed_half_way_continues_where_it_stopped(make_world):

@@ -149,17 +149,3 @@ def test_a_large_answer_is_the_models_to_its_border(index):
         result = service.query("t", "k", max_count=max_count)
         assert [Answer.of(item) for item in result] == wanted[:max_count]
         assert result.status == ("complete" if max_count >= total else "truncated")
-
-
-@pytest.mark.parametrize("page", [FEW + 100, 2750, 5499])
-def test_pages_of_a_large_answer_are_the_models(index, page):
-    service, wanted = index
-    found, cursor = [], None
-    for _ in range(len(wanted) // page + 1):
-        result = service.query("t", "k", max_count=page, cursor=cursor)
-        found += [Answer.of(item) for item in result]
-        cursor = result.cursor
-        if result.status == "complete":
-            break
-        assert len(result) == page
-    assert (cursor, found) == (None, wanted)

@@ -145,7 +145,8 @@ def test_space_that_could_not_be_taken_ahead_is_no_trouble_once_the_disk_has_hea
     disk.fail("allocate", nth=2, times=None, error=errno.ENOSPC)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.seal()
-    assert [problem for problem in service.health()["problems"] if "reserving" in problem]
+    (problem,) = [problem for problem in service.health()["problems"] if "reserving" in problem]
+    assert problem.startswith("main files: ") and "No space left" in problem
     disk.clear()
     service.flush()
     assert service.health()["problems"] == []

@@ -15,7 +15,7 @@ from tests.rocketmq.messages import blank, full, joined, log, write_log
 from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
-from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log.segments import segment_name
 
@@ -211,18 +211,6 @@ def test_a_storage_that_is_down_is_reported_and_waited_for(tmp_path, index, stor
     with pytest.raises(StorageUnavailable):
         archiver.run_once()
     assert archiver.run_once() == 2
-
-
-def test_a_writer_that_was_taken_over_archives_nothing(tmp_path, index, storage):
-    folder = three_segments(tmp_path)
-    archiver = SegmentArchiver(index, "s", folder)
-    config = index.config.changed(root=tmp_path / "other")
-    newer = IndexService(config, storage=storage, takes_over=True)
-    with pytest.raises(WriterFenced):
-        archiver.run_once()
-    assert stored(storage) == []
-    assert SegmentArchiver(newer, "s", folder).run_once() == 2
-    newer.abandon()
 
 
 def test_only_changed_files_are_read_again(tmp_path, index, storage):

@@ -84,7 +84,7 @@ lost-object-is-a-short-list: an object that the log names but the storage lacks 
   in LookupRun._were_removed
   - if lost and not self.allow_partial:
   + if lost and not self._read_log:
-  tests/faults/test_damage.py::test_a_lost_object_is_a_failure_never_a_short_list
+  tests/regressions/rocketmq/test_unreadable_file_is_no_short_answer.py::test_a_file_in_the_storage
 removed-object-not-looked-up-again: a lookup fails because a later record removed an object
   in LookupRun._were_removed
   - if error.name in state.objects]

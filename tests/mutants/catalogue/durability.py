@@ -169,7 +169,7 @@ lives-gap-while-flushed: entries leave the buffer before a file shows them
   + self.buffer.end_flush()
   + try:
   +     for appender, run in current:
-  tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound
+  tests/regressions/rocketmq/test_failed_writes_are_no_success.py::test_a_flush_that_wrote_nothing_raises
 positions-lost-on-retire: a local copy is deleted although nothing else states a source's position
   in Lifecycle._retirable
   - if file.file_id in needed:
@@ -210,13 +210,13 @@ buffer-released-before-durable: a failed flush drops the entries that it did not
   + self._round = None
   + self.buffer.end_flush()
   + raise
-  tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound
+  tests/regressions/rocketmq/test_failed_writes_are_no_success.py::test_a_flush_that_wrote_nothing_raises
 positions-before-flush: a position counts as durable before its entries are
   in Flusher._run_round
   - self._round = self._begin()
   + self._round = self._begin()
   + self.positions = max_positions(self.positions, self._round[-1][1].positions)
-  tests/faults/test_full_disk.py::test_a_flush_that_fails_makes_no_position_durable
+  tests/regressions/rocketmq/test_failed_writes_are_no_success.py::test_unconfirmed_entries_are_not_promised_after_a_crash
 positions-with-the-first-piece: a batch's position is durable with its first piece, not with its last
   in Appender.write
   - self._append(file, piece, names, run.positions if last else {})

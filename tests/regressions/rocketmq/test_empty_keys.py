@@ -11,7 +11,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.batches import batch
-from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument
 
 T = 1_700_000_000_000
@@ -50,11 +49,6 @@ def test_put_batch_names_the_row_and_takes_none(written, row):
     with pytest.raises(InvalidArgument, match=f"row {row}"):
         written.service.put_batch(batch(3, key=keys, offset=[2, 3, 4]))
     only_what_was_there(written)
-
-
-def test_a_batch_of_lookups_with_one_is_refused(written):
-    with pytest.raises(InvalidArgument, match="key is empty"):
-        written.service.query_many([Lookup(topic="t", key="red"), Lookup(topic="t", key="")])
 
 
 def test_a_key_with_spaces_is_one_key(written):

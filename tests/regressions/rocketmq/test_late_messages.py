@@ -31,16 +31,6 @@ def test_each_late_message_is_found_around_its_own_time(life):
         assert len(life.check("t", "k", None, T - 1)) == len(LATE_S)
 
 
-def test_a_late_message_flushed_after_its_file_was_begun(life):
-    """The interval of a file that lookups already see grows at its lower end."""
-    life.put("t", 0, "k", 1, timestamp_ms=T)
-    life.bring("unsealed")
-    assert life.check("t", "k", T - 60_000, T - 1) == []
-    life.put("t", 0, "k", 2, timestamp_ms=T - 30_000)
-    for _ in life.through():
-        assert [answer.offset for answer in life.check("t", "k", T - 60_000, T - 1)] == [2]
-
-
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_it_is_still_found_after_a_crash(life, state):
     life.put("t", 0, "k", 1, timestamp_ms=T)

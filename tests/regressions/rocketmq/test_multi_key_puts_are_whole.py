@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.batches import batch
-from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.errors import InvalidArgument
 
 T = 1_700_000_000_000
 TOPIC = "TopicTest"
 BAD = "boxvajrkywm"  # its hash is Integer.MIN_VALUE
 KEYS = ("x1", BAD, "x2")
-
-
-def count(life):
-    return sum(len(life.model.query(TOPIC, key, max_count=None)) for key in KEYS)
 
 
 @pytest.mark.parametrize(
@@ -50,25 +45,6 @@ def test_a_refused_call_leaves_no_key_behind(life, wrong):
     assert [stored.count for stored in life.service.log_state.objects.values()] == [3]
 
 
-def test_a_call_that_is_pushed_back_leaves_no_key_behind(make_life):
-    life = make_life(buffer_max_entries=10)
-    for offset in range(3):
-        life.put(TOPIC, 0, KEYS, offset, timestamp_ms=T)
-    for _ in range(3):  # nine of ten places are taken
-        with pytest.raises(BackPressure):
-            life.service.put(TOPIC, 0, KEYS, 3, 10, T)
-    with pytest.raises(BackPressure):
-        life.service.put_batch(batch(3, topic=TOPIC, key=KEYS, offset=3, size=10))
-    for key in KEYS:
-        assert len(life.check(TOPIC, key)) == 3
-    life.bring("unsealed")
-    life.put(TOPIC, 0, KEYS, 3, timestamp_ms=T)
-    for _ in life.through():
-        for key in KEYS:
-            assert len(life.check(TOPIC, key)) == 4
-    assert sum(stored.count for stored in life.service.log_state.objects.values()) == 12
-
-
 def test_a_message_put_again_is_one_answer(life):
     """A caller who does not know whether a put was durable repeats it: in the buffer, in the same file, in the next
     one.
@@ -84,14 +60,3 @@ def test_a_message_put_again_is_one_answer(life):
         for key in KEYS:
             assert [answer.offset for answer in life.check(TOPIC, key)] == [1]
             assert len(life.check(TOPIC, key, max_count=1)) == 1
-
-
-def test_the_keys_of_one_message_may_end_in_two_files(make_life):
-    life = make_life(items=5)
-    for offset in range(6):
-        life.put(TOPIC, 0, KEYS, offset, timestamp_ms=T + offset * 1000)
-    for state in life.through():
-        assert len(life.service.files()) == (0 if state == "buffered" else 5)
-        for key in KEYS:
-            assert len(life.check(TOPIC, key)) == 6
-    assert count(life) == 18 == sum(stored.count for stored in life.service.log_state.objects.values())
