@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.support.damage import flipped
@@ -12,8 +14,12 @@ from tiered_index.format.names import log_name, number_of
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import decode_document, encode_document
+from tiered_index.service.log.records import LogRecord, decode_document, encode_document
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import WrapperStorage
+
+STEP = 15
+"""The decoder gets every damaged document, and a start of the log gets one of so many."""
 
 
 def reopened(world, storage=None):
@@ -42,9 +48,11 @@ def test_a_flipped_bit_anywhere_in_a_record_is_found(without_checkpoints):
     for number in (1, 2, state.number):
         name = log_name(number)
         good = world.storage.get(name)
-        for bad in (*flips(good), *(good[:length] for length in range(len(good))), good + b"\n"):
-            world.storage.put(name, bad)
-            is_damage_of(name, lambda: reopened(world))
+        for at, bad in enumerate((*flips(good), *(good[:length] for length in range(len(good))), good + b"\n")):
+            is_damage_of(name, partial(LogRecord.decode, bad, name))
+            if at % STEP == 0:
+                world.storage.put(name, bad)
+                is_damage_of(name, lambda: reopened(world))
         world.storage.put(name, good)
     assert reopened(world) == state
 
@@ -92,7 +100,9 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(published, caplog):
     older, newest = (info.name for info in world.storage.list("checkpoint/"))
     good = world.storage.get(newest)
     sizes = [good[:length] for length in (0, 1, len(good) // 2, len(good) - 1)] + [good + b"\n"]
-    for bad in flips(good) + sizes:
+    for bad in flips(good):
+        is_damage_of(newest, partial(LogState.decode, bad, newest))
+    for bad in flips(good)[::STEP] + sizes:
         world.storage.put(newest, bad)
         counted = FaultStorage(world.storage)
         caplog.clear()
