@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.reliability.hostile_tree import small_parts
+from tests.reliability.resealed import journal_record
 from tests.support.cold_index import ColdIndex, cold_index, without_summary
 from tests.support.hanging import beside
 from tests.support.staging import merge_all
@@ -189,11 +190,15 @@ JOURNALS: dict[str, dict[str, Any]] = {
     "no lane": {"lane": None},
     "a number as lane": {"lane": 5},
     "time of text": {"begin_ms": "x"},
-    "endless time": {"begin_ms": 10**30},
+    "a time past 64 bits": {"begin_ms": 10**30},
+    "endless time": {"begin_ms": float("inf")},
     "no order": {"sequence": None},
     "a flag as order": {"sequence": True},
     "nobody before": {"predecessor": [None, None]},
     "a list before": {"predecessor": [[], 1]},
+    "a short list before": {"predecessor": ["a"]},
+    "text before": {"predecessor": "x"},
+    "an endless count before": {"predecessor": ["a", float("inf")]},
     "endless room": {"log_number": 2**70},
 }
 
@@ -209,8 +214,7 @@ def test_a_journal_of_other_types(open_index: Opening, tmp_path: Path, change: d
     data = path.read_bytes()
     length = int.from_bytes(data[12:16], "big")
     payload = json.dumps(json.loads(data[20 : 20 + length]) | change).encode()
-    size = struct.pack(">I", len(payload))
-    path.write_bytes(data[:12] + size + struct.pack(">I", zlib.crc32(size + payload)) + payload + data[20 + length :])
+    path.write_bytes(data[:12] + journal_record(payload) + data[20 + length :])
     before = path.read_bytes()
     with open_index() as index:
         index.put("t", 0, "k2", 2, 1, 1_700_000_000_000)
