@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from tests.support.copies import bytes_of
-from tests.support.log_records import an_object, open_log, publish
 from tests.support.storage_faults import FaultStorage, LateRecords
 from tiered_index.errors import IndexClosed, LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable
 
@@ -26,21 +25,6 @@ def test_a_root_has_one_writer(make_world):
     world.check()
     service.close()
     world.open()
-
-
-def test_a_record_whose_answer_was_lost_is_there_once(make_world):
-    world = make_world()
-    world.open()
-    world.service.close()
-    storage = FaultStorage(world.storage)
-    log = open_log(storage, world.clock)
-    before = log.state.number
-    storage.fail("put_if_absent", when="after")
-    with pytest.raises(StorageUnavailable):
-        publish(log, log.state.epoch, (an_object(1),))
-    publish(log, log.state.epoch, (an_object(1),))
-    assert log.refresh().number == before + 1
-    assert list(log.state.objects) == [an_object(1).name]
 
 
 def test_a_record_that_arrives_late_does_not_publish_a_file_twice(make_world):

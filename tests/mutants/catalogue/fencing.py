@@ -38,7 +38,7 @@ publish-repeated: a record that the log already has is appended again
   in publishing.make
   - tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
   + add
-  tests/faults/test_writers.py::test_a_record_whose_answer_was_lost_is_there_once
+  tests/faults/test_writers.py::test_a_record_that_arrives_late_does_not_publish_a_file_twice
 lease-honoured-too-long: a lease is still valid in the millisecond in which it ends
   in LeaseWatch._left_s
   - max(age_ms, watched_ms) >= found.ttl_ms
