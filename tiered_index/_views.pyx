@@ -993,7 +993,7 @@ cdef class ItemForm:
         cdef Py_ssize_t number
         names = ("topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "source", "fingerprint")
         self.kind, self.count, self.stride = kind, 8 + keyed, ROW_EXTRA + 4 * keyed
-        if kind.__dictoffset__ or kind.__itemsize__ or kind.__basicsize__ != object.__basicsize__ + 8 * self.count:
+        if kind.__dictoffset__ or kind.__itemsize__ or kind.__basicsize__ != object.__basicsize__ + <Py_ssize_t>sizeof(PyObject *) * self.count:
             fail("items have slots for their fields, and nothing else")
         for number in range(self.count):
             member = getattr(kind, names[number])
@@ -1002,7 +1002,7 @@ cdef class ItemForm:
             self.places[number] = (<PyMemberDescrObject *>member).d_member.offset
 
     def items(self, topic, rows):
-        """Return rows, a structured array of the schema's `row`, as items."""
+        """Return rows, a contiguous structured array of the schema's `row`, as items."""
         cdef const uint8_t[::1] data = memoryview(rows).cast("B") if len(rows) else b""
         if data.shape[0] != self.stride * len(rows):
             fail("the rows have columns that the items have not")
@@ -1973,7 +1973,7 @@ cdef class ViewBatch:
         """As `read_groups`. Unless it `waits`, put the pairs first that need a wait, and return their number."""
         cdef Found *found = &part.found
         cdef Py_ssize_t pair, lookup, waiting = 0
-        cdef int64_t held = -1, missing = -1, at, begin, size, before, got
+        cdef int64_t held = -1, missing = -1, damaged = -1, at, begin, size, before, got
         cdef const uint8_t *group
         cdef Asked asked
         cdef int done
@@ -1989,7 +1989,7 @@ cdef class ViewBatch:
             group = file.groups + GROUP * at
             if at >= 0 and word_at(group + 4):
                 begin, size = long_at(group + 8), word_at(group + 16)
-                if not is_whole(file, group):
+                if at == damaged or not is_whole(file, group):
                     done = DECLINED
                 elif held != at:
                     held, got = -1, -1
@@ -2006,14 +2006,14 @@ cdef class ViewBatch:
                         waiting += 1
                         continue
                     if got != size:
-                        done = DECLINED
+                        done, damaged = DECLINED, at
                     else:
                         part.counts[COUNTS * number + READS] += 1
                         part.counts[COUNTS * number + READ_BYTES] += size
                         if matches(file.owner, found.group, size, word_at(group + 20)):
                             held = at
                         else:
-                            done = DECLINED
+                            done, damaged = DECLINED, at
                 if done == 0:
                     done = search_items(
                         file, found.group, size + 16 if file.kind == PACKED else size, 0, size, word_at(group + 4),

@@ -144,7 +144,7 @@ def _try_stored(random: Random, file: InMemory, schema: Any) -> bool:
     if isinstance(found, str):
         return False
     damaged = {number for numbers, _ in found.damage for number in numbers.tolist()}
-    expected = _many(lambda _: found, batch, schema)()
+    expected = _many(lambda _: found, batch, schema, file.trailer().metadata)()
     asked = in_core(view, batch, batch.under("mask")[0].key_hash, stored=True)
     owners, rows, left, _ = asked.find(0, len(batch))
     # one slot is the whole file here, so nothing but pairs can be left

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ def lookups_in(made, *, max_count=64):
 
 
 def entries_of(result):
-    return [{n: v for n, v in item.to_dict().items() if n not in ("topic", "source")} for item in result.items]
+    return [{n: v for n, v in asdict(item).items() if n not in ("topic", "source")} for item in result.items]
 
 
 def check(made, found, lookups):

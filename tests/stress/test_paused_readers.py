@@ -33,11 +33,11 @@ class Pause:
         self.entered, self.go_on = threading.Event(), threading.Event()
         real = getattr(module, name)
 
-        def held(*arguments):
+        def held(*arguments, **named):
             if threading.current_thread().name == "stress-reader" and not self.entered.is_set():
                 self.entered.set()
                 assert self.go_on.wait(30)
-            return real(*arguments)
+            return real(*arguments, **named)
 
         monkeypatch.setattr(module, name, held)
 

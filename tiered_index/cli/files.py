@@ -237,8 +237,9 @@ def du(
             table = reader.du()
             document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
             # a root answers without its storage
-            unread = [str(file.error) for file in reader.files() if isinstance(file, DamagedFile)]
-            document["not_asked"] = next(iter(unread), None)
+            for file in reader.files():
+                if isinstance(file, DamagedFile):
+                    document.setdefault("not_asked", str(file.error))
     rows, totals = document["rows"], document["totals"]
     session.out.answer(document)
     show_rows(session.out, "", rows, most=len(rows), is_listed=False)

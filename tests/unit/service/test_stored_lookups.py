@@ -1,5 +1,6 @@
 """A reader looks up in stored files. The core's answers and costs equal those of the search file by file."""
 
+import errno
 import os
 import random
 import threading
@@ -166,6 +167,56 @@ def test_the_core_reads_the_slot_groups_of_a_batch(store, monkeypatch):
         assert all(0 < report.requests <= KEYS for report in reports)
         # a topic that no file has
         assert {report.outcome for report in reader.query_many([("z", "k1")]).explain.files} == {"skipped_topic"}
+
+
+def test_a_batch_reads_a_damaged_slot_group_a_few_times(store):
+    """Not once for each of its keys. The other files are sound."""
+    objects = [path for path in (store / "storage").rglob("*.index") if "data" in str(path.relative_to(store))]
+    path = max(objects, key=lambda one: one.stat().st_size)
+    whole = path.read_bytes()
+    asked = [Lookup(topic, f"k{key}") for topic in "ab" for key in range(KEYS)]
+    with open_reader(store, block_cache_bytes=0) as reader:
+        sound = reader.query_many(asked).explain.requests
+        sound = reader.query_many(asked).explain.requests
+        try:
+            path.write_bytes(whole[:400] + bytes(b ^ 1 for b in whole[400:440]) + whole[440:])
+            harmed = reader.query_many(asked, allow_partial=True)
+        finally:
+            path.write_bytes(whole)
+        assert harmed.failed and harmed.explain.requests <= sound + 8
+
+
+def test_files_that_no_range_of_a_batch_reaches_are_skipped_by_time(store):
+    asked = [
+        Lookup("a", "k1", T_MS, T_MS),
+        Lookup("a", "k1", T_MS + 3 * HOUR_MS, T_MS + 3 * HOUR_MS),
+        Lookup("a", "k1", T_MS - 1000, T_MS - 1000),
+    ]
+    with open_reader(store) as reader:
+        reader.query_many([("a", f"k{key}") for key in range(KEYS)])
+        outcomes = {report.file: report.outcome for report in reader.query_many(asked).explain.files}
+        expected = {report.file: report.outcome for report in reader.query_many(asked, max_requests=99).explain.files}
+        assert outcomes == expected and "skipped_time" in expected.values()
+
+
+@pytest.mark.parametrize("ask", ["query", "query_many"])
+def test_a_file_that_can_not_be_looked_at_is_a_typed_error(store, monkeypatch, ask):
+    """A mounted file system lost the file after it was opened. No descriptor stays open."""
+    with open_reader(store, block_cache_bytes=0) as reader:
+        asked = [("a", f"k{key}") for key in range(KEYS)]
+        reader.query_many(asked)
+
+        def stale(*_):
+            raise OSError(errno.ESTALE, "stale")
+
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fstat", stale)
+            try:
+                assert reader.query_many(asked) if ask == "query_many" else reader.query(*asked[1])
+            except TieredIndexError:
+                pass
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def can_read_cached(store):

@@ -61,7 +61,7 @@ class AnswerForm:
     def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
         """Return the rows (n) as items."""
         if self.in_core is not None:
-            return self.in_core.items(topic, rows)
+            return self.in_core.items(topic, np.ascontiguousarray(rows))
         item_type, extra, sources = self.item_type, self._extra, self._sources
         made = []
         for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():

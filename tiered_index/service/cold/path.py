@@ -420,13 +420,14 @@ class ColdPath:
             return None
         if (opened := self.storage.open_now(stored.name, stored.size_bytes)) is None:
             return None
+        data = b""
         try:
             data = os.pread(opened.descriptor, length, offset)
         except (OSError, ValueError):
             return None
         finally:
-            opened.close(1, length)
-        if crc32(data) != crc:
+            opened.close(int(bool(data)), len(data))
+        if len(data) != length or crc32(data) != crc:
             return None
         self.caches.blocks.put(key, data, length)
         return (data,)

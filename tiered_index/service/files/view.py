@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 
 # notes of `View.find`: out of range, left to the caller, excluded by the filter or by the topic
 _AWAY, _LEFT, _BY_FILTER, _BY_TOPIC = -1, -3, -4, -5
+# a note of batches: in the range of all lookups together, but of none alone
+_BY_TIME = -7
 # numbers that `ViewBatch.find` returns for each file
 _COUNTS = 5
 # notes of skipped files
-_SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic"}
+_SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic", _BY_TIME: "skipped_time"}
 
 
 About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
@@ -287,7 +289,9 @@ class LocalView:
             elif place in left:
                 note = _LEFT
             elif not (self.handles[place].is_local or searched):
-                note = _BY_FILTER if in_range else _BY_TOPIC
+                handle = self.handles[place]
+                asks = in_range or len(batch.overlapping(handle.second_min, handle.second_max))
+                note = _BY_FILTER if in_range else _BY_TOPIC if asks else _BY_TIME
             notes.append(note)
         needed = [place for place in left if not away[place]]
         return BatchRows(

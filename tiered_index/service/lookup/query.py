@@ -504,6 +504,10 @@ def _explained(
     reports = [*(note() for note in notes), *outdated]
     if viewed is not None:
         reports = with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
+        if viewed.spent_by:
+            # no usage has the reads of the core
+            reads, sizes = (sum(each) for each in zip(*viewed.spent_by.values(), strict=True))
+            total = RequestStats.of(total, RequestStats(reads, sizes, prices.cost_usd({"get_range": reads}, sizes)))
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     stats = RequestStats.of(*reports)

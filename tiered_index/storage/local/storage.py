@@ -103,10 +103,12 @@ class LocalStorage(SizedStorage):
             descriptor = os.open(path, _FLAGS)
         except (OSError, ValueError, TieredIndexError):
             return None
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_size == size_bytes:
-            return OpenObject(descriptor)
-        os.close(descriptor)
+        opened = OpenObject(descriptor)
+        with contextlib.suppress(OSError):
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_size == size_bytes:
+                return opened
+        opened.close(0, 0)
         return None
 
     def put(self, name: str, data: Bytes) -> None:
