@@ -9,16 +9,16 @@ fence-forgotten: a writer appends to the log after a higher epoch
   in StorageLog._append
   - if epoch is not None and state.epoch > epoch:
   + if state.epoch < 0:
-  tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one
+  tests/faults/test_fencing.py::TestFencing::test_a_record_that_loses_its_number_to_a_fence_is_none[file]
 fence-not-appended: a writer that claims an epoch leaves no fence in the log
   in StorageLog.claim_epoch
   - self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
-  tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one
+  tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 exists-taken-for-a-win: a writer treats a lost log number as its own
   in StorageLog._append
   - if winner.attempt != attempt:
   + if winner.attempt is None:
-  tests/unit/service/test_log_and_lease.py::test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken
+  tests/faults/test_fencing.py::TestFencing::test_of_two_records_for_one_number_the_second_gets_the_next[file]
 exists-taken-for-a-loss: a writer whose first response was lost treats its own record as another writer's
   in StorageLog._append
   - if winner.attempt != attempt:
@@ -48,7 +48,7 @@ lease-release-ignored: a released lease keeps other writers out until it ends
   in LeaseWatch._left_s
   - found is None or found.released
   + found is None
-  tests/unit/service/test_log_and_lease.py::test_a_released_lease_holds_nobody_off
+  tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 lease-of-own-root: a killed writer's own lease locks out its root
   in LeaseWatch._left_s
   - (found.place == place) if found.place else (found.root_id == root_id)

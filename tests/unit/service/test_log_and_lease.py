@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.log_records import GENESIS, an_object, open_log, publish
+from tests.support.log_records import GENESIS, an_object, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -21,7 +21,6 @@ from tiered_index.errors import (
     NotAnIndex,
     StorageUnavailable,
     UnsupportedVersion,
-    WriterFenced,
 )
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
@@ -174,17 +173,6 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
     assert log.state.number == number
 
 
-def test_a_higher_epoch_fences_the_lower_one(log, storage, clock):
-    first = log.claim_epoch()
-    other = open_log(storage, clock)
-    second = other.claim_epoch()
-    assert second == first + 1
-    with pytest.raises(WriterFenced, match=f"epoch {second}"):
-        publish(log, first, (an_object(1),))
-    publish(other, second, (an_object(2),))
-    assert list(log.refresh().objects) == [an_object(2).name]
-
-
 def test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over(log, storage):
     storage.put_if_absent("epoch/00000000000000000001", b"dead")
     assert log.claim_epoch() == 2
@@ -204,23 +192,6 @@ def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
     assert log.claim_epoch() == 1
     assert log.state.number == 2
     assert StorageLog(storage, clock).open() == log.state
-
-
-def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, storage, clock):
-    epoch = log.claim_epoch()
-    other = open_log(storage, clock)
-
-    def make(state):
-        # another record takes the number between the writer's reading and its put
-        if other.state.number == state.number:
-            publish(other, epoch, (an_object(1),))
-        return LogRecord(0, "upload", epoch, "", 0, add=(an_object(2),))
-
-    first = log.state.number + 1
-    assert log.append("upload", epoch, make).number == first + 1
-    assert [list(log.record(number).add) for number in (first, first + 1)] == [[an_object(1)], [an_object(2)]]
-    assert StorageLog(storage, clock).open() == log.state
-    assert len(log.state.objects) == 2
 
 
 @pytest.mark.parametrize("listed", [lambda infos: [info for info in infos for _ in range(2)], lambda infos: infos[:-2]])
@@ -342,14 +313,6 @@ def test_foreign_objects_are_ignored_with_a_warning(log, storage, clock, caplog)
     assert {info.name for info in storage.list()} >= set(names)
 
 
-def test_a_record_under_another_number_is_damage(log, storage, clock):
-    storage.put(log_name(2), LogRecord(3, "fence", 1, "", 0).encode())
-    with pytest.raises(CorruptFile, match="number"):
-        log.refresh()
-    with pytest.raises(CorruptFile, match="number"):
-        StorageLog(storage, clock).open()
-
-
 # Leases
 
 
@@ -389,11 +352,6 @@ def test_a_lease_holds_off_other_roots_until_it_ends(clock, shared):
     clock.advance(1)
     claim(shared, "b")
     assert len(list(shared.list("lease/"))) == 1
-
-
-def test_a_released_lease_holds_nobody_off(clock, shared):
-    Lease(shared, 1, "a", clock, 60).release()
-    claim(shared, "b")
 
 
 def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock, shared):
