@@ -92,10 +92,9 @@ def test_every_member_of_the_state_is_copied():
 
 
 @pytest.mark.parametrize("round_", ["first", "later"])
-def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, small_windows, round_):
+def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, inner, small_windows, round_):
     fill(life, 1)
     archive(life)
-    inner = MemoryStorage(clock=life.clock)
     target = Watched(inner)
     made = copier(life, target)
     if round_ == "later":
@@ -171,9 +170,8 @@ def test_the_target_fails_at_any_call_and_the_next_run_continues(source, small_w
     assert bytes_of(life.storage) == before
 
 
-def test_present_objects_are_not_sent_again_unless_they_differ(life):
+def test_present_objects_are_not_sent_again_unless_they_differ(life, inner):
     fill(life)
-    inner = MemoryStorage(clock=life.clock)
     target = FaultStorage(inner)
     made = copier(life, target)
     target.fail("put_if_absent", nth=1, times=None)
@@ -208,9 +206,8 @@ def test_an_object_that_a_killed_copier_left_outlives_a_power_cut(life, tmp_path
     check_target(life, LocalStorage(tmp_path / "target"))
 
 
-def test_an_object_that_vanished_while_it_was_copied(life):
+def test_an_object_that_vanished_while_it_was_copied(life, target):
     fill(life)
-    target = MemoryStorage(clock=life.clock)
 
     def overtake():
         life.later()

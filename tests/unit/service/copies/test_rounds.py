@@ -28,9 +28,8 @@ from tiered_index.storage.memory import MemoryStorage
 
 
 @pytest.mark.parametrize("by", ["a writer", "a job"])
-def test_a_target_that_was_written_to_is_let_alone(life, by):
+def test_a_target_that_was_written_to_is_let_alone(life, target, by):
     fill(life)
-    target = MemoryStorage(clock=life.clock)
     made = copier(life, target)
     made.run_once()
     if by == "a writer":
@@ -47,10 +46,9 @@ def test_a_target_that_was_written_to_is_let_alone(life, by):
     assert {name: data for name, data in bytes_of(target).items() if name in before} == before
 
 
-def test_a_writer_that_takes_the_target_over_during_a_round(life):
+def test_a_writer_that_takes_the_target_over_during_a_round(life, inner):
     """The first record at the log's end wins. The copier then has lost permanently."""
     fill(life)
-    inner = MemoryStorage(clock=life.clock)
     target = Watched(inner)
     made = copier(life, target)
     made.run_once()
@@ -79,23 +77,21 @@ def test_an_index_that_is_not_a_copy_is_refused(life, tmp_path):
     other.close()
 
 
-def test_a_restored_source_is_not_the_one_that_was_copied(life, tmp_path):
+def test_a_restored_source_is_not_the_one_that_was_copied(life, target, tmp_path):
     fill(life, 1)
     early = MemoryStorage(clock=life.clock)
     for name, data in bytes_of(life.storage).items():
         early.put(name, data)
     fill(life, 1, first=1)
-    target = MemoryStorage(clock=life.clock)
     copier(life, target).run_once()
     with pytest.raises(InvalidArgument, match="not the storage that was copied"):
         copier(life, target, early)
 
 
-def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(life):
+def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(life, target):
     fill(life)
     positions = life.state.positions
     assert positions["s"] > 0
-    target = MemoryStorage(clock=life.clock)
     copier(life, target).run_once()
     before = bytes_of(target)
     life.index.close()
@@ -109,13 +105,12 @@ def test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_continues(lif
     assert check_target(life, target).positions["s"] == 10**6
 
 
-def test_a_repaired_shard_replaces_its_copy(life, monkeypatch):
+def test_a_repaired_shard_replaces_its_copy(life, target, monkeypatch):
     """A copy's record may replace a shard that the source has repaired, but may not change a table otherwise."""
     make = plan_module._job
     monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
     fill(life)
     merge_first_day(life)
-    target = MemoryStorage(clock=life.clock)
     made = copier(life, target)
     made.run_once()
     first, second, *_ = (stored for stored in life.state.objects.values() if stored.shard is not None)
@@ -142,11 +137,10 @@ def test_a_repaired_shard_replaces_its_copy(life, monkeypatch):
     assert "adds shards to table" in problems[2]
 
 
-def test_a_shard_that_lost_a_part_of_its_slots_replaces_its_copy(life):
+def test_a_shard_that_lost_a_part_of_its_slots_replaces_its_copy(life, target):
     life.put([(BASE_MS + 1000 * n, f"k{n}") for n in range(20_000)])
     life.publish()
     merge_first_day(life)
-    target = MemoryStorage(clock=life.clock)
     made = copier(life, target)
     made.run_once()
     (stored,) = life.state.objects.values()
@@ -212,9 +206,8 @@ def _follow(life, rng):
     assert {i.name for p in ("data/", "segments/") for i in target.list(p)} == named
 
 
-def test_an_object_that_a_sweep_of_the_target_may_delete_is_sent_again(life):
+def test_an_object_that_a_sweep_of_the_target_may_delete_is_sent_again(life, inner):
     fill(life, 1)
-    inner = MemoryStorage(clock=life.clock)
     target = FaultStorage(inner)
     made = copier(life, target)
     made.run_once()
@@ -242,9 +235,8 @@ def test_a_storage_whose_clock_is_wrong_by_days_gets_its_copy(life, days):
     check_target(life, target)
 
 
-def test_bytes_stay_in_the_copy_for_the_grace(life):
+def test_bytes_stay_in_the_copy_for_the_grace(life, target):
     fill(life, 1)
-    target = MemoryStorage(clock=life.clock)
     made = copier(life, target)
     made.run_once()
     merge_first_day(life)
@@ -257,9 +249,8 @@ def test_bytes_stay_in_the_copy_for_the_grace(life):
     check_target(life, target)
 
 
-def test_two_copiers_at_once(life):
+def test_two_copiers_at_once(life, inner):
     fill(life)
-    inner = MemoryStorage(clock=life.clock)
     target = Watched(inner)
     made = copier(life, target)
 
@@ -276,9 +267,8 @@ def test_two_copiers_at_once(life):
     check_target(life, inner)
 
 
-def test_a_stop_ends_it_between_objects(life):
+def test_a_stop_ends_it_between_objects(life, target):
     fill(life)
-    target = MemoryStorage(clock=life.clock)
     made = copier(life, target)
     made.progress = lambda size_bytes: made.stop.set()
     with pytest.raises(CopyStopped):
@@ -286,19 +276,6 @@ def test_a_stop_ends_it_between_objects(life):
     assert len(list(target.list("data/"))) == 1
     report = copier(life, target).run_once()
     assert (report.kept, report.sent) == (1, len(life.state.objects) - 1)
-
-
-def test_readers_of_the_target_see_rounds_whole(life):
-    fill(life, 1)
-    target = MemoryStorage(clock=life.clock)
-    made = copier(life, target)
-    made.run_once()
-    with IndexReader.open(storage_backend=target, clock=life.clock, refresh_interval_s=0) as reader:
-        life.check(reader)
-        merge_first_day(life)
-        fill(life, 1, first=1)
-        made.run_once()
-        life.check(reader)
 
 
 def test_the_library_copies_by_uris(tmp_path):
