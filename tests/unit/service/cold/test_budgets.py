@@ -232,24 +232,6 @@ def test_an_interrupted_lookup_does_not_end_those_that_waited_for_its_directory(
     assert len(calls) <= 4
 
 
-def test_a_lookups_own_limit_is_not_anothers(made):
-    """Many lookups run at once with different limits. Each answers according to its own limit."""
-    with made.reader(block_cache_bytes=0, directory_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
-
-        def ask(limit):
-            try:
-                answer = reader.query("t", "all", max_requests=limit)
-            except BudgetExceeded as error:
-                assert limit < 2 * FILES
-                result = error.result
-                return limit, len(result), result.explain.requests
-            return limit, len(answer), answer.explain.requests
-
-        for limit, found, requests in pool.map(ask, [12, 0, 3, 12, 7, 1, 12, 2] * 4):
-            assert requests <= limit
-            assert found == FILES or limit < 2 * FILES
-
-
 def test_early_pages_stay_within_what_they_need(tmp_path):
     """A limit that suffices for the page is enough, however many older files there are."""
     many = cold_index(tmp_path / "root", files=30, entries=5)

@@ -233,19 +233,6 @@ def test_a_missing_filter_for_later_lookups_raises_no_error(made, absent):
             assert not cold.filters.has(stored)
 
 
-def test_filters_of_files_that_changed_places_are_refused(made, absent):
-    """The CRC32 in the file's own trailer differs."""
-    first, second = made.stored[:2]
-    other = made.inner.get_range(second.name, second.trailer_position, second.filter_length)
-    assert first.filter_length == len(other)
-    place = slice(first.trailer_position, first.directory_position)
-    with spoiled(made, first.name, lambda data: data.__setitem__(place, other)):
-        with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
-            for key in absent[:3]:
-                reader.query("t", key)
-            check_present(made, reader)
-
-
 def test_the_filters_request_also_reports_a_lost_object(made, absent):
     name = made.stored[2].name
     with made.reader(filter_after_probes=1) as reader:

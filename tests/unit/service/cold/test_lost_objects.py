@@ -12,7 +12,7 @@ from tests.support.log_records import open_log, publish
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, Lookup, LostFile
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.lifecycle.orphans import give_up
 from tiered_index.service.log.records import LogRecord, LostObject, TableShard
@@ -141,15 +141,6 @@ def test_a_batch_that_begins_again_reports_earlier_reads_of_the_log(made, reader
     assert made.storage.operations.count("list") == 2
     explain = results.explain
     assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
-
-
-def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(made, reader):
-    gone = made.stored[-1]
-    lose(made, [gone])
-    with pytest.raises(CorruptFile, match="storage does not") as caught:
-        reader.query("t", "all", max_count=500)
-    assert caught.value.file == gone.name
-    assert made.storage.operations.count("list") == 1
 
 
 class Gone:

@@ -47,28 +47,6 @@ def test_a_fresh_reader_pays_one_exact_range_more_a_file_once(made):
             assert len(set(groups(made))) == len(groups(made))
 
 
-def test_a_lookup_of_one_files_time_asks_only_that_file(made):
-    stored = made.stored[3]
-    with made.reader() as reader:
-        made.storage.reset()
-        for requests in (2, 0):  # the second time, the verified group is in memory
-            answer = reader.query("t", "all", stored.second_min * 1000, stored.second_max * 1000)
-            assert len(answer) == 1 and answer.explain.requests == requests
-            assert [report.file for report in answer.explain.files] == [stored.file_id]
-        assert [read.name for read in made.storage.reads] == [stored.name] * 2
-        assert answer.explain.files[0].place == "cache"
-
-
-def test_with_no_memory_for_groups_each_lookup_is_one_range_a_file(made):
-    with made.reader(block_cache_bytes=0) as reader:
-        reader.query("t", "all")
-        for _ in range(3):
-            made.storage.reset()
-            answer = reader.query("t", "all")
-            assert answer.explain.requests == len(made.storage.reads) == len({r.name for r in made.storage.reads}) == 10
-            assert answer.explain.bytes == made.storage.asked_bytes
-
-
 def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made):
     with made.reader() as reader:
         reader.query("t", "all")

@@ -5,7 +5,6 @@ may need.
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, cold_index, in_rounds, publish, put
 from tests.support.model import Answer
-from tests.support.pages import pages_of
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexService, Lookup
@@ -137,18 +135,6 @@ def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
             if key in FIRST_64:
                 assert answer.explain.requests <= FIRST_64[key][with_filters], key
             assert len(answer.explain.files) == DAYS
-
-
-@pytest.mark.parametrize("max_count", [1, 2, 7, 64, 100, 3000])
-def test_pages_of_frequent_and_rare_keys_are_the_models(month, max_count):
-    with month.reader() as reader:
-        for key in KEYS:
-            wanted = month.expected("t", key)
-            pages = list(islice(pages_of(reader.query, "t", key, max_count=max_count), 4))
-            found = [Answer.of(item) for page in pages for item in page]
-            assert found == wanted[: 4 * max_count]
-            assert all(page.status == ("truncated" if page.cursor else "complete") for page in pages)
-            assert pages[-1].cursor is not None or found == wanted
 
 
 def test_a_small_budget_reads_items_and_not_directories_alone(brokers):

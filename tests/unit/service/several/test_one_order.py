@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.support.pages import items_by_pages
-from tests.support.several_indexes import BASE_MS, Cluster, rows
-from tiered_index import Fetched, IndexItem, IndexReader, KeyedIndexItem, Lookup, column
+from tests.support.several_indexes import BASE_MS, Cluster
+from tiered_index import Fetched, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
 from tiered_index.service.reading.parts import source_number
 from tiered_index.types import items_table
@@ -172,13 +172,3 @@ def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item
     with made.reader(item_type=item_type) as reader:
         found = items_by_pages(reader.query, "t", "k", max_count=count)
     assert [(-i.offset, i.zone, made.numbers[i.source], i.source_id, i.source) for i in found] == sorted(expected)
-
-
-def test_items_of_the_plain_preset(tmp_path, prefix):
-    made = Cluster(tmp_path, {"preset": "rocketmq"}, keyed=False)
-    for number in range(2):
-        made.add(f"{prefix}/{number}", rows(number))
-    with made.reader() as reader:
-        answer = reader.query("t", "k", max_count=1000)
-        assert made.answers(answer) == made.expected()
-        assert {type(item) for item in answer} == {IndexItem}

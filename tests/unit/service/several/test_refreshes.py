@@ -15,20 +15,6 @@ from tiered_index.storage.memory import MemoryStorage
 LOG = "log/"
 
 
-def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, clock):
-    with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
-        before = cluster.expected()
-        cluster.add(cluster.uris[1], rows(50, 30, seconds=9))
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
-        clock.advance(10)
-        after = cluster.expected()
-        assert after != before
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == after
-        cluster.add(cluster.uris[2], rows(51, 30, seconds=12))
-        reader.refresh()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
-
-
 @pytest.mark.parametrize("how", ["due", "asked"])
 def test_logs_are_read_side_by_side(cluster, opened, clock, how):
     with cluster.reader(clock=clock, refresh_interval_s=10) as reader:
@@ -212,24 +198,6 @@ def test_an_index_without_its_log_is_no_empty_folder(cluster):
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
     assert [one.source for one in answer.failed] == [f"{prefix}/broken"]
     assert cluster.answers(answer) == cluster.expected()
-
-
-def test_an_object_that_one_source_lost(cluster):
-    hurt = cluster.uris[2]
-    storage = MemoryStorage(hurt.removeprefix("memory://"))
-    with cluster.reader() as reader:
-        with IndexReader.open(hurt) as alone:
-            lost = max(alone.log_state.objects.values(), key=lambda stored: stored.count)
-        storage.delete(lost.name)
-        with pytest.raises(CorruptFile, match=lost.name):
-            reader.query("t", "k", max_count=1000)
-        answer = reader.query("t", "k", max_count=1000, allow_partial=True)
-        assert answer.status == "partial"
-        assert [(report.source, report.file) for report in answer.failed] == [(hurt, lost.file_id)]
-        others = {uri for uri in cluster.uris if uri != hurt}
-        found = [answer for answer in cluster.answers(answer) if answer.extra[0][1] != cluster.numbers[hurt]]
-        assert found == cluster.expected(others)
-        assert reader.query("t", "none", allow_partial=True).status in ("partial", "complete")
 
 
 def test_objects_of_one_name_in_two_storages_are_distinguished(tmp_path, prefix):

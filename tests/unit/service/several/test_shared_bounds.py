@@ -47,16 +47,6 @@ def test_bounds_are_of_all_sources_together(cluster, opened, many):
     assert whole == 2 * sum(len(IndexReader.open(uri).files()) for uri in cluster.uris)  # a directory and a range each
 
 
-def test_bounds_of_the_caches_are_of_all_together(cluster):
-    with cluster.reader(block_cache_bytes=900, directory_cache_bytes=60_000) as reader:
-        for key in ("k", "other", "none"):
-            reader.query("t", key, max_count=1000)
-        use = reader.cache_use()
-    assert use["blocks"].max_bytes <= 900
-    assert use["directories"].max_bytes <= 60_000
-    assert 0 < use["directories"].size_bytes <= 60_000
-
-
 @pytest.mark.parametrize("given", ["list", "prefix"])
 def test_each_index_may_have_the_whole_of_the_caches(cluster, prefix, given):
     """The bound is just enough for the directories of all files. A share per index would keep none of them."""
