@@ -103,28 +103,6 @@ def test_a_traceback_only_with_debug():
     assert "Traceback" in invoke(act, "--debug").stderr
 
 
-def test_common_options_reach_the_configuration(tmp_path, monkeypatch):
-    seen = {}
-    settings = tmp_path / "settings.toml"
-    settings.write_text('query_threads = 3\nstorage = "file:///from-file"\nslots = 5\n')
-    monkeypatch.setenv("TIERED_INDEX_QUERY_THREADS", "4")
-
-    def act(session):
-        seen["config"] = session.config(items=9, preset=None)
-        return 0
-
-    assert invoke(act, "--config", str(settings), "--root", "r", "--storage", "file:///from-flag").exit_code == 0
-    config = seen["config"]
-    assert (config.storage, config.query_threads, config.slots, config.items) == ("file:///from-flag", 4, 5, 9)
-
-
-def test_an_unknown_setting_is_bad_usage(monkeypatch):
-    monkeypatch.setenv("TIERED_INDEX_SLOTZ", "4")
-    result = invoke(lambda session: session.config() and 0)
-    assert result.exit_code == 2
-    assert "SLOTZ" in result.stderr
-
-
 @pytest.mark.parametrize(
     "arguments", [["query"], ["query", "t", "k", "--nope"], ["nope"], ["query", "t", "k", "--begin", "x"], []]
 )

@@ -104,14 +104,6 @@ def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]
     assert MIXED[3].file not in text
 
 
-def test_a_thousand_skipped_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    files = [report(1), *(report(n, "skipped_filter") for n in range(2, 1234))]
-    rows, totals, text = shown(capsys, explain(*files))
-    assert [row[0] for row in rows] == [files[0].file, "1,232 files"]
-    assert totals.startswith("1 file read, 1,232 skipped, 2 requests, ")
-    assert len(text.splitlines()) < 12
-
-
 def test_pages_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
     first = explain(report(9), report(8, "skipped_budget", requests=1), report(7, "skipped_budget"))
     kept = report(9, place="cache", requests=0, bytes=0, cost_usd=0.0)

@@ -332,17 +332,6 @@ def test_a_fenced_writer_notices_even_without_messages(followed, monkeypatch):
     followed.index._session.fenced = None
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_a_hole_in_the_live_segment_ends_the_command(followed, follow):
-    offsets = followed.write(30)
-    data = followed.segment(0).read_bytes()
-    followed.segment(0).write_bytes(data[: offsets[10]] + bytes(40) + data[offsets[10] + 40 :])
-    follower = follower_of(followed, follow=follow)
-    with pytest.raises(CorruptFile, match="zeros"):
-        follower.run()
-    assert follower.messages == 10
-
-
 def test_half_a_message_that_stays_is_reported_once_with_its_range(followed, capsys, monkeypatch):
     monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
     (start,) = followed.write(6)[-1:]

@@ -1,6 +1,5 @@
 """`ingest` handles bad messages, back-pressure and positions of batches, and waits for the storage."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from tiered_index import IndexService
 from tiered_index.cli.ingest import Intake
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.putting import settle
-from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.follow import PatientPut
 from tiered_index.sources.files import open_source
 from tiered_index.sources.places import LocalFile
@@ -57,32 +56,6 @@ def found(index, key="k1", topic="orders"):
     return sorted(item.offset for item in index.query(topic, key, max_count=1000))
 
 
-@pytest.mark.parametrize(
-    ("bad", "problem"), [(b"nope", "not JSON"), ({"queue_id": -1}, "queue_id -1")], ids=["no JSON", "out of range"]
-)
-def test_a_bad_line_stops_there_and_names_itself(make_index, write_lines, make_message, bad, problem):
-    index = make_index()
-    good = [make_message(i, topic="orders", keys=["k1"]) for i in range(10)]
-    path = write_lines([*good[:4], bad if isinstance(bad, bytes) else good[4] | bad, *good[4:]])
-    with pytest.raises(InvalidArgument, match=rf"messages\.ndjson, line 5: {problem}"):
-        take_all(intake_of(index, path))
-    assert found(index) == [0, 1, 2, 3]
-    index.flush()
-    assert index.durable_position("source") == sum(len(json.dumps(m)) + 1 for m in good[:4])
-
-
-def test_skip_bad_counts_and_continues(make_index, write_lines, make_message):
-    index = make_index()
-    good = [make_message(i, topic="orders", keys=["k1"]) for i in range(6)]
-    path = write_lines([b"nope", *good[:3], b"{}", *good[3:]])
-    intake = intake_of(index, path, skip_bad=True)
-    take_all(intake)
-    assert (intake.messages, intake.skipped, intake.entries) == (6, 2, 6)
-    assert found(index) == list(range(6))
-    index.flush()
-    assert index.durable_position("source") == path.stat().st_size
-
-
 def test_lines_with_and_without_topic_id_mix(make_index, write_lines, make_message):
     index = make_index()
     values = [make_message(i, topic="orders", keys=["k1"], **({"topic_id": 77} if i % 2 else {})) for i in range(8)]
@@ -112,15 +85,6 @@ def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_mes
     index = make_index(buffer_max_entries=20)
     take_all(intake_of(index, write_lines([make_message(i, topic="orders", keys=["k1"]) for i in range(200)])))
     assert found(index) == list(range(200))
-
-
-def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(
-    make_index, write_lines, make_message, monkeypatch
-):
-    monkeypatch.setattr("tiered_index.sources.files.BLOCK_BYTES", 2000)
-    index = make_index(buffer_max_entries=20, disk_max_bytes=4000)
-    with pytest.raises(BackPressure):
-        take_all(intake_of(index, write_lines([make_message(i) for i in range(2000)])))
 
 
 def no_progress(title, total):
