@@ -83,12 +83,12 @@ log-number-unchecked: a record under another number is accepted
   in LogReplay.add
   - now.number + 1, record.number
   + record.number, record.number
-  tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage
+  tests/faults/test_damaged_log.py::test_records_that_contradict_the_state_are_damage
 object-of-another-file: an object is accepted that is not the file that the log names
   in verified_trailer
   - found = (meta.file_id, meta.count,
   + found = (stored.file_id, meta.count,
-  tests/unit/service/test_uploads.py::test_an_object_that_is_another_file_is_damage
+  tests/unit/service/cold/test_never_believed.py::test_objects_that_changed_places_are_named[native]
 checkpoint-number-unchecked: a checkpoint under another number is accepted
   in Checkpoints.states
   - "the number differs from the checkpoint name", one.number, state.number

@@ -49,7 +49,7 @@ identity-without-topic: answers include entries of another topic whose key has t
   in select_items
   - topic_ids is not None and len(places)
   + topic_ids is None and len(places)
-  tests/unit/service/test_hash_rules.py::test_each_topic_has_its_own_answers
+  tests/regressions/rocketmq/test_topics_of_equal_hashes.py::test_a_topic_that_has_nothing_gets_nothing
 one-answer-too-many: an answer has one entry more than max_count (RocketMQ 10471)
   in TopK.answers
   - return self._rows[: self._max_count],

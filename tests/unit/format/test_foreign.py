@@ -189,15 +189,6 @@ def test_bare_compacted_files_that_contradict_themselves(make):
             opened(wrong)
 
 
-def test_slot_that_points_outside(make):
-    data, entries = bare(make)
-    wanted = int(entries["key_hash"][0])
-    struct.pack_into(">i", data, 28 + 8 * (wanted % 20) + 4, 28 * 1000)
-    file = opened(data)
-    with pytest.raises(CorruptFile, match=f"slot {wanted % 20} "):
-        find_compacted(file, reader(bytes(data)), wanted, *EVER)
-
-
 def test_short_read_is_an_error_not_a_short_list(make):
     data, entries = bare(make)
     file = opened(data)

@@ -1,21 +1,17 @@
 """The write buffer has bounds, and a flush handles wild clocks. Files are sealed by age, and handles are released."""
 
-import random
 import sys
 import threading
 
 import pytest
 
 from tests.support.batches import batch
-from tests.support.hanging import until
 from tests.support.rounds import upload
 from tiered_index import IndexReader, Lookup, kernels
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BackPressure
 from tiered_index.format import journal
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.threads import Worker
 from tiered_index.service.writing import flusher
 from tiered_index.service.writing.buffer import OpenChunk
 from tiered_index.storage.memory import MemoryStorage
@@ -323,36 +319,6 @@ def test_what_a_running_query_may_need_is_kept():
     assert catalog.all() == []
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
-    rng, catalog, present = random.Random(seed), Catalog(), {}
-    for _ in range(300):
-        file_id = f"f{rng.randrange(12)}"
-        known = present.get(file_id)
-        kind = rng.random()
-        if known is None or kind < 0.3:
-            low = rng.randrange(50)
-            present[file_id] = _Handle(file_id, low, low + rng.randrange(20))
-            if known is not None:  # a successor's interval includes its predecessor's
-                present[file_id].second_min = min(low, known.second_min)
-                present[file_id].second_max = max(low, known.second_max)
-            catalog.put(present[file_id])
-        elif kind < 0.7:
-            known.second_min -= rng.randrange(3)
-            known.second_max += rng.randrange(3)
-            catalog.extend(known)
-        else:
-            catalog.remove(file_id)
-            del present[file_id]
-        low = rng.randrange(-10, 80)
-        high = low + rng.randrange(10)
-        found = catalog.overlapping(low, high)
-        assert len(found) == len({handle.file_id for handle in found})
-        wanted = {h for h in present.values() if h.second_min <= high and h.second_max >= low}
-        assert wanted <= set(found) <= set(present.values())
-        assert set(catalog.all()) == set(present.values())
-
-
 def test_a_table_that_appears_behind_a_walk_is_seen(monkeypatch):
     """The walk is between the table's place, which begins later, and the place of the file from which the table was
     made.
@@ -425,24 +391,6 @@ def test_a_file_is_visible_at_every_moment_of_a_change(change):
         sys.settrace(before)
     assert len(meetings) > 20
     assert all(meetings)
-
-
-def test_a_worker_outlives_errors_and_shows_them():
-    calls = []
-
-    def work():
-        calls.append(1)
-        if len(calls) == 1:
-            raise BackPressure("full")
-        if len(calls) == 2:
-            raise RuntimeError("a defect")
-
-    worker = Worker("test", work, 1e-4)
-    worker.start()
-    until(lambda: len(calls) >= 4)
-    worker.stop()
-    worker.stop()
-    assert worker.error is None
 
 
 def test_merged_chunks_keep_the_positions_of_both(index):

@@ -144,22 +144,6 @@ def test_records_that_were_read_within_a_budget_are_not_read_again():
 # the times of writing
 
 
-def test_every_kind_of_record_counts():
-    storage = MemoryStorage()
-    log = StorageLog(storage, ManualClock())
-    appends = [
-        lambda: log.create(GENESIS),
-        log.claim_epoch,
-        lambda: publish(log, EPOCH, (an_object(1),)),
-        lambda: log.append("s", EPOCH, lambda state: LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(1),))),
-        lambda: publish(log, EPOCH, remove=(an_object(1).name,)),
-    ]
-    for number, append in enumerate(appends, 1):
-        append()
-        assert stored_checkpoints(storage)[-1] == log.state.number == number
-        assert opened(storage) == (log.state, {"list": 2, "get": 1})
-
-
 @pytest.fixture
 def large(monkeypatch):
     """Count states of more than five objects as large: their checkpoints have rows, and changes."""
@@ -514,19 +498,6 @@ def test_a_checkpoint_of_another_history_is_not_used(has_digest, is_alone):
             opened(storage)
     else:
         assert opened(storage)[0] == log.state
-
-
-def test_checkpoints_of_other_processes_are_swept_by_the_last_writer():
-    storage = MemoryStorage()
-    log = a_log(storage)
-    for n in range(5):
-        job = open_log(storage)
-        for number, one in enumerate([job, *[log] * 20]):
-            publish(one, EPOCH, (an_object(100 * n + number),))
-            assert opened(storage) == (one.state, {"list": 2, "get": 1})
-    # a reader knows all their records without a request
-    assert max(stored_checkpoints(storage)) - min(stored_checkpoints(storage)) < 20
-    assert opened(storage) == (log.state, {"list": 2, "get": 1})
 
 
 @pytest.mark.parametrize("is_of_this_log", [True, False])

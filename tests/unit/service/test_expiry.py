@@ -10,13 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import tiered_index
-from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import StorageUnavailable, UnsupportedVersion, WriterFenced
+from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.retention import NOTHING, Retention
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
@@ -27,7 +26,6 @@ from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.log.state import LogState
 from tiered_index.storage.local.storage import LocalStorage
 
 TOPICS = ("orders", "debug-x", "t")
@@ -402,18 +400,6 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(l
     life.check()
 
 
-def test_earlier_versions_refuse_the_record_and_its_checkpoint(life):
-    fill(life, range(10))
-    expire(life, Retention(age_s=5 * HOUR_S), 10)
-    state = life.state
-    assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
-    name = f"log/{state.number:020d}"
-    data = life.storage.get(name)
-    assert LogRecord.decode(data, name).encode() == data
-    with read_by_earlier_version(1), pytest.raises(UnsupportedVersion, match="newer than this reader"):
-        life.reader()
-
-
 def test_an_export_leaves_out_expired_entries(life):
     fill(life, range(10))
     expire(life, Retention(age_s=5 * HOUR_S, topics={"debug-*": 2 * HOUR_S}), 10)
@@ -432,14 +418,6 @@ def test_what_is_stated_outlives_checkpoints(merging):
     life.publish()
     life.check()
     assert life.log().state.expired
-
-
-def test_records_without_expiry_are_as_before(life):
-    fill(life, range(5))
-    for number in range(1, life.state.number + 1):
-        version = 1 if number == 1 else 4
-        assert life.storage.get(f"log/{number:020d}").startswith(b'{"version":%d,' % version)
-    assert b'"expired"' not in life.state.encode()
 
 
 def test_a_writer_that_starts_without_its_storage_knows_the_horizon(life):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -137,11 +136,6 @@ def test_a_wrong_further_column_is_refused(open_index):
     with pytest.raises(InvalidArgument, match="tag"):
         index.put_batch(columns)
     assert index.health()["buffered_entries"] == 0
-
-
-def test_extended_schemas_never_carry_rocketmqs_magics(open_index):
-    with pytest.raises(ConfigError, match="rocketmq"):
-        open_index(item_type=OrderItem, preset="rocketmq")
 
 
 def test_schemas_that_can_not_be(open_index):
@@ -313,14 +307,6 @@ def test_defaults_of_columns_are_stored(open_index):
 
     with pytest.raises(ConfigError, match="default of Wrong: zone"):
         open_index("wrong", item_type=Wrong)
-
-
-def test_answers_are_sequences(index):
-    for offset in (1, 2):
-        index.put("t", 0, "k", offset, 1, T)
-    for answer in (index.query("t", "k"), index.query_many([("t", "k")]), index.topics()):
-        assert isinstance(answer, Sequence) and answer[0] in answer and answer.index(answer[0]) == 0
-        assert list(reversed(answer)) == list(answer)[::-1]
 
 
 def test_entries_folded_though_their_content_differs_are_counted(index):

@@ -177,19 +177,6 @@ def test_joined_answers_lack_everything_that_one_of_them_lacks():
     assert both.to_dict()["as_of_ms"] == both.as_of_ms == T
 
 
-def test_a_window_table_says_so_too(index, storage, clock):
-    publish(index, 1)
-    publish(index, 5)
-    clock.advance(7200)  # the window is over
-    merge_all(storage, clock)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert [file.place for file in reader.files()] == ["storage"]
-        assert reader.query("x", "k").unknown_topics == ("x",)
-        assert reader.query("t", "nobody").unknown_topics == ()
-        [one, two] = reader.query_many([Lookup(topic="x", key="j"), Lookup(topic="t", key="j")])
-        assert (one.unknown_topics, two.unknown_topics) == (("x",), ())
-
-
 def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
     index = open_index("root", storage_backend=storage, slots=1_000, items=200_000)
     count = 60_000
@@ -205,6 +192,8 @@ def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
         told = [reader.query(*one).unknown_topics for one in asked]
         # "x" is unknown once the directories of all shards are known. One of them has "rare".
         assert set(told[::2]) == {()} and told[-1] == ("x",)
+        batched = reader.query_many([Lookup(topic=topic, key="j") for topic in ("x", "t")])
+        assert [one.unknown_topics for one in batched] == [("x",), ()]
 
 
 def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):

@@ -13,7 +13,7 @@ from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, Lookup, hash_key
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
-from tiered_index.format.hashing import java_string_hash, key_hash
+from tiered_index.format.hashing import java_string_hash
 from tiered_index.format.layout import Layout
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.merge.run import MergeOptions, merge
@@ -100,41 +100,6 @@ def test_which_rule_new_files_have(open_index, storage):
     assert open_index("root")._rule == "abs"
     with pytest.raises(ConfigError, match="hash = mask is for preset rocketmq: set that, too, since native has abs"):
         open_index("other", hash="mask")
-
-
-TOPICS = ("Aa", "BB")  # these have the same Java hash
-
-
-@pytest.mark.parametrize("entries", [2, 30])
-def test_each_topic_has_its_own_answers(open_index, storage, clock, entries):
-    """Queue and offset may be the same. RocketMQ's results then overwrite each other.
-
-    Here the answers differ in every state of the file.
-    """
-    assert key_hash("Aa", "k") == key_hash("BB", "k")
-    index = open_index("root", preset="rocketmq", items=200, local_keep_s=0)
-    for offset in range(entries):
-        for size, topic in enumerate(TOPICS):
-            index.put(topic, 0, "k", offset, size, T + 1000 * offset)
-
-    def check(asked):
-        for size, topic in enumerate(TOPICS):
-            found = [(item.topic, item.offset, item.size) for item in asked.query(topic, "k")]
-            assert found == [(topic, offset, size) for offset in reversed(range(entries))]
-        many = asked.query_many([Lookup(topic=topic, key="k") for topic in TOPICS])
-        assert [[item.size for item in answer] for answer in many] == [[0] * entries, [1] * entries]
-        assert not asked.query("C#", "k").items
-
-    check(index)
-    index.flush()
-    check(index)
-    with IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock) as reader:
-        check(reader)
-    index.seal()
-    index.run_lifecycle()
-    index.run_lifecycle()
-    assert [handle.place for handle in index.files()] == ["storage"]
-    check(index)
 
 
 def version(life, name):

@@ -150,15 +150,6 @@ def test_missing_settings_are_named(tmp_path):
         IndexReader.open("memory://x", config=config)
 
 
-def test_an_open_that_fails_leaves_nothing_locked(open_index, storage):
-    open_index("root").close()
-    faulty = FaultStorage(storage)
-    faulty.fail("list", error=lambda text: RuntimeError(text))
-    with pytest.raises(RuntimeError):
-        open_index("root", storage_backend=faulty)
-    open_index("root")
-
-
 def test_an_interrupted_opening_that_takes_long_leaves_the_root_free(open_index, monkeypatch):
     """The caller gives up first. The opening then succeeds, and everything is closed again."""
     goes_on, asked = threading.Event(), threading.Event()

@@ -292,14 +292,6 @@ def test_arrow_timestamps_and_tables(index):
     refused(None, index.put_batch, pa.table([pa.array([1]), pa.array([1])], names=["a", "a"]))
 
 
-def test_a_batch_is_a_copy(index):
-    columns = batch(2) | {"offset": np.array([5, 6]), "size": np.array([1, 1], np.int32)}
-    index.put_batch(columns)
-    columns["offset"][:] = 99
-    columns["size"][:] = 99
-    assert {(item.offset, item.size) for item in index.query("t", "k")} == {(5, 1), (6, 1)}
-
-
 # Queries
 
 

@@ -230,12 +230,6 @@ def test_rules_of_topics_from_two_variables(whole, order, monkeypatch):
     assert IndexConfig().retention.topics == {"x": 2 * HOUR_S, "y": 7 * DAY_S}
 
 
-def test_a_variable_names_a_topic_in_its_own_case(monkeypatch):
-    monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS__Orders", "2h")
-    assert IndexConfig().retention.topics["Orders"] == 2 * HOUR_S
-    assert IndexConfig.load().retention.topics["Orders"] == 2 * HOUR_S
-
-
 def test_durations_and_sizes():
     assert [parse_duration(text) for text in ("7d", "12h", "30m", "90s", "0")] == [604_800, 43_200, 1_800, 90, 0]
     sizes = {"100GiB": 100 << 30, "1KiB": 1024, "2MiB": 2 << 20, "1TiB": 1 << 40, "17": 17}

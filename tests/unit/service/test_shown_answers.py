@@ -23,11 +23,6 @@ def filled(index):
     return index
 
 
-def test_a_lookup_takes_its_fields_by_position():
-    named = Lookup(topic="orders", key="k", begin_ms=1, end_ms=2, max_count=3, cursor="c")
-    assert Lookup("orders", "k", 1, 2, 3, "c") == named
-
-
 def test_pairs_take_a_count_and_lookups_have_their_own(filled):
     asked = [(TOPIC, "k"), (TOPIC, "k1"), Lookup(TOPIC, "k", max_count=2)]
     assert filled.query_many(asked, max_count=3).counts.tolist() == [3, 3, 2]

@@ -26,7 +26,6 @@ from tiered_index.service.lifecycle.publication import Publication, Upload, send
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import writer_of
-from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
 ITEMS_POSITION = 28 + 8 * 7
@@ -98,19 +97,6 @@ def test_damage_of_the_log_stops_the_uploads_of_later_files(open_index, faulty, 
     with pytest.raises(CorruptFile, match="log/7"):
         index.run_lifecycle()
     assert len(objects(faulty)) == 1
-
-
-def test_a_large_file_is_uploaded_in_parts(open_index, storage, clock):
-    """A large slot table makes a file larger than the smallest part."""
-    counted = FaultStorage(storage)
-    index = open_index(storage_backend=counted, slots=700_000, upload_part_bytes=5 << 20, local_keep_s=0)
-    index.put("t", 0, "k", 1, 1, T)
-    with plain_files():
-        upload(index)
-    assert (counted.calls("begin_upload"), counted.calls("upload_part")) == (1, 2)
-    assert not list(storage.list_uploads())
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert [item.offset for item in reader.query("t", "k")] == [1]
 
 
 def test_a_restart_sweeps_its_unfinished_uploads(open_index, faulty):
@@ -264,25 +250,6 @@ def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, c
     assert [item.offset for item in index.query("t", "k")] == [1]
 
 
-def test_an_object_that_is_another_file_is_damage(open_index, clock):
-    storage = MemoryStorage()
-    index = open_index(storage_backend=storage)
-    for offset in (1, 2, 3):
-        index.put("t", 0, "k", offset, 1, T)
-        upload(index)
-    _, first, second = (o.name for o in sorted(index.log_state.objects.values(), key=lambda o: o.sequence))
-    good, other = storage.get(first), storage.get(second)
-    assert len(good) == len(other)
-    storage.put(first, other)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        with pytest.raises(CorruptFile, match="differs from its description in the log"):
-            reader.query("t", "k")
-        assert reader.query("t", "k", allow_partial=True).status == "partial"
-    storage.put(first, good)
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        assert len(reader.query("t", "k")) == 3
-
-
 def test_a_file_is_not_taken_for_uploaded_before_the_log_names_it(open_index, faulty, tmp_path):
     """A restart drops from uploaded/ each file that the log does not name."""
     index = open_index("root", storage_backend=faulty)
@@ -424,12 +391,6 @@ def test_a_reader_that_looks_often_asks_for_the_next_record(index, storage, cloc
         reader.query("t", "k")
         # a listing notices another log, and holes
         assert counted.calls("list") == opened + 1
-
-
-@pytest.mark.parametrize(("seal_after_s", "pauses"), [(0.4, (0.05, 0.05)), (2.8, (0.5, 0.7)), (10_800, (0.5, 1.0))])
-def test_flushes_and_rounds_come_as_often_as_files_are_to_be_sealed(open_index, seal_after_s, pauses):
-    index = open_index("often", seal_after_s=seal_after_s)
-    assert (index._writer._interval_s, index._rounds._interval_s) == pauses
 
 
 def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):

@@ -8,7 +8,7 @@ from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -116,34 +116,6 @@ def test_a_root_that_comes_back_after_its_files_were_merged(merging):
     assert not list((life.folder / "root" / "uploaded").iterdir())
     life.check(index)
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-
-
-def test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge(merging):
-    """The writer does not know that the log names its file.
-
-    When it reads the log, a merge has already removed the file.
-    """
-    for crash in (False, True):
-        life = merging()
-        life.index.close()
-        faulty = FaultStorage(life.storage)
-        life.index = life.open(storage_backend=faulty)
-        life.put([(BASE_MS + step * 1000, "k") for step in range(30)])
-        life.index.seal()
-        faulty.fail("put_if_absent", when="after", name_prefix="log/")
-        with pytest.raises(StorageUnavailable):
-            life.publish()
-        faulty.clear()
-        assert len(life.state.files) == 1
-        life.later(30)
-        life.merge()
-        if crash:
-            life.index.abandon()
-            life.index = life.open()
-        life.publish()
-        life.check(life.index)
-        assert sum(stored.count for stored in life.state.objects.values()) == 30
-        life.close()
 
 
 def test_of_two_merges_of_the_same_files_one_is_overtaken(life):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.rounds import compact_only
 from tests.support.staging import Job, fill, found, holds, merge_all, names_below, places, staged
-from tiered_index.errors import StorageUnavailable, WriterFenced
+from tiered_index.errors import WriterFenced
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
 
 
@@ -51,18 +51,6 @@ def test_a_job_that_is_first_wins_over_the_hosts_upload(open_spark, faulty, stor
     assert places(index) == ["uploaded"] and found(index) == [1]
     assert index.log_state.positions == {"log": 1}
     assert names_below(storage, "data/") == list(index.log_state.objects) and not staged(storage)
-    holds(storage, clock, 1)
-
-
-def test_a_job_that_comes_between_upload_and_record_wins(open_spark, faulty, storage, clock):
-    index = overdue(open_spark, clock)
-    job = Job(storage, clock).look().compact()
-    faulty.fail("put_if_absent", name_prefix="log/", error=lambda text: [job.publish(), StorageUnavailable(text)][1])
-    with pytest.raises(StorageUnavailable):
-        index.run_lifecycle()
-    index.run_lifecycle()
-    assert places(index) == ["uploaded"]
-    assert names_below(storage, "data/") == list(index.log_state.objects) and len(index.log_state.objects) == 1
     holds(storage, clock, 1)
 
 

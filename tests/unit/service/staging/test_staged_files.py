@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.support.batches import batch
-from tests.support.staging import Job, T, fill, found, holds, merge_all, names_below, places, staged
+from tests.support.staging import Job, T, fill, found, holds, names_below, places, staged
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
 from tiered_index.storage.base import WrapperStorage
@@ -227,21 +227,6 @@ def test_the_cost_of_a_small_file_beyond_the_local_path(open_spark, clock):
     assert more["put"] == 2 and more["head"] == 2 and more["delete"] == 2
     assert more["get"] == 1 and more["get_range"] + more["get_suffix"] == 3
     assert set(more) <= {"put", "head", "delete", "get", "get_range", "get_suffix"}
-
-
-def test_one_record_adds_many_files_and_a_merge_makes_tables(open_spark, storage, clock):
-    index = open_spark(local_keep_s=0)
-    for start in (0, 10, 20):
-        fill(index, *range(start, start + 5))
-    index.run_lifecycle()
-    before = index.log_state.number
-    assert len(Job(storage, clock).run()) == 3
-    assert index.run_lifecycle().adopted == 3
-    assert index.log_state.number == before + 2, "the records are the job's and one of positions"
-    assert index.log_state.positions == {"log": 24}
-    merge_all(storage, clock)
-    index.run_lifecycle()
-    holds(storage, clock, *(start + step for start in (0, 10, 20) for step in range(5)))
 
 
 def test_a_large_file_is_staged_in_parts(open_spark, faulty, storage, clock):
