@@ -107,16 +107,6 @@ def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
     assert [call["timeout_s"] for call in look_up.calls] == [1e-6, 1e-6]
 
 
-def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> None:
-    def open_lookup() -> Callable[..., QueryResult]:
-        raise BudgetExceeded("timeout_s was reached while listing")
-
-    asked = Pages(open_lookup, NOTHING, None, CommandBudget(LookupLimits(None, None, 5)), every=False)
-    assert list(asked) == [NOTHING]
-    with pytest.raises(BudgetExceeded, match="while listing"):
-        asked.settle()
-
-
 @pytest.mark.parametrize(
     "limits", [(-1, None, None), (None, -1, None), (None, None, 0), (None, None, float("nan")), (None, None, -1.5)]
 )

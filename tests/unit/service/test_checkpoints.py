@@ -539,18 +539,6 @@ def test_a_checkpoint_is_the_same_from_every_writer(steps, most_documents):
             assert LogState.decode(state.encode(), "checkpoint") == state
 
 
-@pytest.mark.parametrize("objects", [100, 2_000])
-def test_a_record_makes_the_texts_of_its_own_objects_alone(monkeypatch, objects):
-    log = a_log(MemoryStorage(), objects=objects, at_once=1_000)
-    made = []
-    own = state_module._text
-    monkeypatch.setattr(state_module, "_text", lambda stored, tables: made.append(stored.name) or own(stored, tables))
-    for n in range(10):
-        publish(log, EPOCH, (an_object(10_000 + n),), remove=[an_object(n).name])
-        assert sorted(made) == sorted([an_object(10_000 + n).name, an_object(n).name])
-        made.clear()
-
-
 def test_a_few_more_files_are_not_compared_with_the_summary(monkeypatch):
     compared = []
     wanted = summary_module._wanted

@@ -13,13 +13,6 @@ def faulty() -> FaultStorage:
     return FaultStorage(MemoryStorage())
 
 
-def test_the_probe_refuses_a_server_that_ignores_the_condition(faulty: FaultStorage) -> None:
-    faulty.ignore_put_if_absent()
-    with pytest.raises(StorageMisconfigured, match="put-if-absent"):
-        probe_put_if_absent(faulty, "probe/x")
-    assert list(faulty.list()) == []
-
-
 def test_the_probe_refuses_a_server_that_refuses_and_yet_stores(faulty: FaultStorage) -> None:
     faulty.ignore_put_if_absent()
     faulty.fail("put_if_absent", nth=2, when="after", error=ObjectExists)

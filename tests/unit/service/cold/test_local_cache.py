@@ -285,16 +285,6 @@ def test_the_bound_is_kept_and_the_oldest_used_go(folder):
         assert used(folder) <= 100_000
 
 
-def test_the_bound_is_of_all_indexes_in_a_folder(folder):
-    another = CacheFolder(DiskCache(folder._cache.folder, 100_000), "another")
-    for number in range(60):
-        for each in (folder, another):
-            assert each.write(f"data/o{number}", "trailer", os.urandom(3000))
-            # a folder sees the other's entries at its next count, which comes after a small part of the bound
-            assert used(folder) <= 100_000 + 2 * (100_000 // 32 + 3004)
-    assert folder.read("data/o59", "trailer", 3000) and another.read("data/o59", "trailer", 3000)
-
-
 def test_an_entry_larger_than_half_of_the_bound_is_not_kept(folder):
     assert not folder.write("data/large", "filter", bytes(100_001))
     assert not folder.write("data/large", "filter", bytes(49_960))  # with the CRC32 of each piece it is too large

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.cold_index import cold_index, in_rounds, spoiled
+from tests.support.cold_index import cold_index, spoiled
 from tests.support.hanging import until
 from tests.support.model import Answer, ReferenceModel
 from tiered_index import Lookup
@@ -71,17 +71,6 @@ def test_sixteen_threads_have_the_right_answers(made):
             assert len(directories) == FILES
 
 
-@pytest.mark.parametrize("threads", [1, 3, 8])
-def test_the_number_of_concurrent_ranges_equals_the_bound(made, threads):
-    """Each range waits for as many as the bound allows. If fewer ran, a broken barrier would end the test."""
-    with made.reader(query_threads=threads, block_cache_bytes=0) as reader:
-        reader.query("t", "all")
-        made.storage.reset()
-        (answer,) = in_rounds(made.storage, lambda: reader.query_many([("t", "all")]), threads, FILES)
-        assert len(answer) == FILES
-        assert made.storage.most_at_once == threads
-
-
 def test_lookups_of_one_file_each_share_the_bound(made):
     """The callers' own threads search these files, not a pool."""
     with made.reader(query_threads=2, block_cache_bytes=0) as reader, ThreadPoolExecutor(8) as pool:
@@ -94,19 +83,6 @@ def test_lookups_of_one_file_each_share_the_bound(made):
         release.set()
         assert [len(answer.result(30)) for answer in answers] == [1] * FILES
         assert made.storage.most_at_once == 2 and len(made.storage.reads) == 2 * FILES
-
-
-def test_lookups_of_one_file_wait_for_one_directory(made):
-    stored = made.stored[0]
-    with made.reader(block_cache_bytes=0) as reader, ThreadPoolExecutor(6) as pool:
-        release = threading.Event()
-        made.storage.gate = lambda read: release.wait(30)
-        question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
-        answers = [pool.submit(reader.query, *question) for _ in range(6)]
-        until(lambda: reader.cache_use()["directories"].misses >= 6 and made.storage.reads)
-        release.set()
-        assert [len(answer.result(30)) for answer in answers] == [1] * 6
-    assert [read.start for read in made.storage.reads].count(stored.directory_position) == 1
 
 
 def test_a_search_that_is_given_up_asks_for_nothing_more(made):

@@ -107,17 +107,6 @@ def test_a_damaged_copy_of_a_merged_file_beside_a_reader_that_knew_its_object(me
         assert counted.calls() < asked + 50
 
 
-def test_a_root_that_comes_back_after_its_files_were_merged(merging):
-    life = merging(settings={"local_keep_s": 10**9})
-    life.fill(2)
-    life.index.abandon()
-    life.merge()
-    index = life.open()
-    assert not list((life.folder / "root" / "uploaded").iterdir())
-    life.check(index)
-    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-
-
 def test_of_two_merges_of_the_same_files_one_is_overtaken(life):
     life.fill(2)
     (first, second), later = life.plan().jobs, life.plan(30 * DAY_S).jobs[0]
@@ -242,15 +231,3 @@ def test_a_position_that_only_a_merged_local_copy_has_survives_a_crash(merging):
     life.index = life.open()
     assert life.index.durable_position("s") == position
     assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-
-
-def test_positions_continue_in_the_log_after_a_merge(life):
-    """A window table does not count as a file that waits for its upload."""
-    for position in (1, 2, 3):
-        life.put([(BASE_MS + position * DAY_MS, "k")], source="s", source_position=position)
-        life.publish()
-        assert life.state.positions == {"s": position}
-        life.later()
-        life.merge()
-        life.clock.advance(60)
-        life.index.run_lifecycle()

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from functools import partial
 
 import pytest
 
@@ -156,12 +155,3 @@ def test_forty_lookups_beside_an_index_whose_reads_hang(cluster, opened, clock, 
         of(opened, away).clear()
         until(lambda: clock.advance(2) or ask(reader).status == "complete")
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
-
-
-def test_a_slow_search_that_gets_responses_is_not_left(cluster, opened, clock):
-    """Only a search without a response for `source_timeout_s` is left, however long all searches take."""
-    with cluster.reader(clock=clock, source_timeout_s=2 * SHORT_S, query_threads=1) as reader:
-        of(opened, cluster.uris[1]).meanwhile("get_range", partial(time.sleep, SHORT_S), times=None)
-        begun_s = time.monotonic()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
-        assert time.monotonic() - begun_s > 2 * SHORT_S

@@ -180,20 +180,6 @@ def test_a_damaged_log_does_not_hide_known_entries(cluster, reading, clock, monk
         assert cluster.answers(answer) == cluster.expected()
 
 
-def test_a_refresh_that_gets_responses_is_awaited(cluster, reading, clock):
-    slow = cluster.uris[1]
-    for number in range(8):
-        cluster.add(slow, rows(100 + number, 2))
-    with cluster.reader(clock=clock, refresh_interval_s=10, source_timeout_s=SHORT_S) as reader:
-        for number in range(8):
-            cluster.add(slow, rows(200 + number, 2))
-        reading[slow] = lambda: time.sleep(SHORT_S / 3)
-        clock.advance(11)
-        begun = time.monotonic()
-        assert cluster.answers(ask(reader)) == cluster.expected()
-        assert time.monotonic() - begun > 2 * SHORT_S
-
-
 def test_an_opening_that_gets_responses_is_awaited(cluster, reading, clock):
     slow = cluster.uris[1]
     for number in range(8):
