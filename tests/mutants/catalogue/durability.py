@@ -226,7 +226,7 @@ log-positions-go-back: a record with smaller positions decreases the log's posit
   in LogReplay.add
   - max_positions(now.positions, record.positions)
   + now.positions | record.positions
-  tests/unit/service/test_log_and_lease.py::test_states_are_folds_and_readers_keep_theirs
+  tests/unit/service/test_checkpoints.py::test_from_every_checkpoint_the_state_is_the_fold_of_all_records
 sqlite-named-before-its-body: an object is visible before its last rows
   in Bodies.store
   - draft = self._write_batch(doing, draft, data, batch)

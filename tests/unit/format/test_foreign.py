@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import reader, rebuilt, unsealed_image
-from tests.support.foreign_lookups import bare_slot_run, find_compacted, find_unsealed
+from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.foreign import (
     HEAD_SIZE,
@@ -239,14 +239,9 @@ def test_recognise_refuses(make):
 
 
 def test_bare_slot_items():
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 2, 10)
     assert bare_slots(struct.pack(">ii", 44, 0), "f") == 2
     for wrong in (43, 28, 20, -1):
         with pytest.raises(CorruptFile, match="slot 0"):
             bare_slots(struct.pack(">ii", wrong, 0), "f")
     with pytest.raises(CorruptFile, match="no slot table"):
         bare_slots(b"1234567", "f")
-    assert bare_slot_run(struct.pack(">ii", 44, 56), layout, "f", 100, 0) == (44, 56)
-    for position, length in ((43, 28), (44, 84), (44, 27), (44, -28), (2**31 - 1, 28)):
-        with pytest.raises(CorruptFile, match="slot 1 points outside"):
-            bare_slot_run(struct.pack(">ii", position, length), layout, "f", 100, 1)

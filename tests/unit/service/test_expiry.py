@@ -213,15 +213,6 @@ def test_entries_of_a_topic_without_a_name_may_be_of_any(life, monkeypatch):
     assert (plan.objects, len(plan.mixed)) == ((), 1)
 
 
-def test_a_reader_at_work_is_led_to_the_newer_log(life):
-    fill(life, range(10))
-    with life.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
-        expire(life, Retention(age_s=5 * HOUR_S), 10)
-        life.clock.advance(90_000)
-        sweep(life.storage, life.log(), Retention(age_s=1), delete=True)
-        life.check(reader)
-
-
 def test_a_writer_with_the_setting_does_it_by_itself(merging):
     rule = Retention(age_s=10 * HOUR_S, grace_s=3600)
     life = merging(settings={"retention": rule, "refresh_interval_s": 0})

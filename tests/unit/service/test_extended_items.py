@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.batches import batch
 from tests.support.core import compiled_core, using
-from tests.support.merging import BASE_MS, HOUR_MS
+from tests.support.merging import BASE_MS, HOUR_MS, RegionItem
 from tests.support.pages import items_by_pages
 from tests.support.rounds import upload
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
@@ -27,13 +27,6 @@ from tiered_index.types import items_table
 
 T = 1_700_000_000_000
 ROW = batch(1, offset=[1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderItem(KeyedIndexItem):
-    region: int = column(">u2", identity=True)
-    price: float = column(">f8")
-    tag: bytes = column("S4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +49,7 @@ def seen(items):
 
 
 def test_further_columns_live_through_every_state(open_index, storage, clock, tmp_path):
-    index = open_index("root", item_type=OrderItem, local_keep_s=0)
+    index = open_index("root", item_type=RegionItem, local_keep_s=0)
     put(index, 7)
     put(index, 5, offset=2)
     put(index, 7, price=2.5)  # the same identity: the greater price counts
@@ -73,7 +66,7 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
         (1, 7, 2.5, b"ab\0\0"),
     ]
 
-    def check(ask, kind=OrderItem):
+    def check(ask, kind=RegionItem):
         result = ask("t", "k")
         assert seen(result) == expected
         assert {type(item) for item in result} == {kind} or kind is None
@@ -90,8 +83,8 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         check(reader.query, None)
         item = reader.query("t", "k").items[0]
-        assert (type(item).__name__, item.to_dict()["tag"]) == ("OrderItem", b"xyzw".hex())
-    with IndexReader.open(storage_backend=storage, clock=clock, item_type=OrderItem) as reader:
+        assert (type(item).__name__, item.to_dict()["tag"]) == ("RegionItem", b"xyzw".hex())
+    with IndexReader.open(storage_backend=storage, clock=clock, item_type=RegionItem) as reader:
         check(reader.query)
     with pytest.raises(SchemaMismatch):
         IndexReader.open(storage_backend=storage, clock=clock, item_type=PlainItem)
@@ -103,8 +96,8 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     again.close()
     with pytest.raises(SchemaMismatch):
         open_index("root", item_type=PlainItem)
-    check_back = open_index("root", item_type=OrderItem)
-    assert type(check_back.query("t", "k").items[0]) is OrderItem
+    check_back = open_index("root", item_type=RegionItem)
+    assert type(check_back.query("t", "k").items[0]) is RegionItem
 
 
 def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
@@ -123,7 +116,7 @@ WRONG = {"region": (-1, 65_536, 1.5, "x", None), "price": ("abc", None), "tag": 
 
 
 def test_a_wrong_further_column_is_refused(open_index):
-    index = open_index(item_type=OrderItem)
+    index = open_index(item_type=RegionItem)
     columns = ROW | {"region": [1], "price": [1.0]}
     for name, value in ((name, value) for name, values in WRONG.items() for value in values):
         with pytest.raises(InvalidArgument, match=name):
@@ -202,7 +195,7 @@ def test_a_fingerprint_of_another_type_is_refused(open_index, storage, clock, mo
 
 
 def test_numpy_columns_of_the_caller_are_copied(open_index):
-    index = open_index(item_type=OrderItem)
+    index = open_index(item_type=RegionItem)
     region, price, tag = np.array([1], np.uint16), np.array([1.0]), np.array([b"a"], "S4")
     index.put_batch(ROW | {"offset": [9], "region": region, "price": price, "tag": tag})
     region[:], price[:], tag[:] = 9, 9, b"z"
@@ -343,12 +336,12 @@ def test_identity_columns_distinguish_entries_without_offsets(open_index):
 
 
 def test_a_table_has_the_columns_of_the_items_which_are_made_once(open_index):
-    index = open_index("root", item_type=OrderItem)
+    index = open_index("root", item_type=RegionItem)
     for offset, tag in enumerate([b"", b"a\0b", b"xyzw"]):
         put(index, 7, offset=offset, tag=tag)
     for answer in (index.query("t", "k"), index.query_many([("t", "k")])[0], index.query("t", "none")):
         table = answer.to_arrow()
-        assert table.equals(items_table(answer.items, OrderItem))
+        assert table.equals(items_table(answer.items, RegionItem))
         assert answer.items is answer.items
         assert answer.explain is answer.explain
         assert pickle.loads(pickle.dumps(answer)) == copy.copy(answer) == replace(answer) == answer

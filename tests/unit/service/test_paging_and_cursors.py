@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.merging import DAY_S
 from tests.support.pages import items_by_pages
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
@@ -76,15 +75,6 @@ def test_repeats_are_counted_without_comparing_records(count):
 def fill(index):
     for offset in range(12):
         index.put("t", offset % 2, "k", offset // 2, 1, T + 1000 * (offset // 5))
-
-
-def states(index):
-    yield "buffered"
-    index.flush()
-    yield "unsealed"
-    index.seal()
-    index.run_lifecycle()
-    yield "uploaded"
 
 
 def test_a_file_is_skipped_only_below_the_last_answers_second(open_index):
@@ -154,24 +144,6 @@ AFTER = st.tuples(st.integers(0, 2**38), st.integers(0, 2**63 - 1), st.integers(
 @given(AFTER, st.text(min_size=1, max_size=8))
 def test_a_cursor_comes_back_as_it_was(after, digest):
     assert decode_cursor(encode_cursor(after, digest), digest, 3) == after
-
-
-@pytest.mark.parametrize("sizes", [(3, 7), (7, 3)])
-def test_within_a_second_the_greatest_size_is_the_answer_whatever_was_put_last(sizes, merging):
-    """The rule is the same in every state of the files: buffered, unsealed, uploaded in two rounds, merged."""
-    life = merging()
-    for size in sizes:
-        life.index.put("t", 0, "k", 5, size, T)
-    life.index.put("t", 0, "l", 5, sizes[0], T)
-    for _ in states(life.index):
-        (many,) = life.index.query_many([("t", "k")])
-        assert [i.size for i in life.index.query("t", "k")] == [i.size for i in many] == [7]
-    life.index.put("t", 0, "l", 5, sizes[1], T)
-    life.publish()
-    assert [i.size for i in life.index.query("t", "l")] == [7]
-    life.later()
-    assert life.merge(DAY_S).sources
-    assert [[i.size for i in life.index.query("t", key)] for key in "kl"] == [[7], [7]]
 
 
 def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):

@@ -54,13 +54,3 @@ def test_a_topic_that_a_known_file_does_not_hold_costs_nothing(made):
         answer = reader.query("elsewhere", "all")
         assert (len(answer), answer.status, made.storage.reads) == (0, "complete", [])
         assert {report.outcome for report in answer.explain.files} == {"skipped_topic"}
-
-
-def test_an_empty_slot_group_is_not_read(made, tmp_path):
-    sparse = cold_index(tmp_path / "root", files=1, entries=2, slots=100_000, preset=str(made.settings.get("preset")))
-    with sparse.reader() as reader:
-        reader.query("t", "all")
-        sparse.storage.reset()
-        for number in range(5):
-            assert len(reader.query("t", f"none{number}")) == 0
-        assert len(sparse.storage.reads) <= 2  # two keys are in at most two groups
