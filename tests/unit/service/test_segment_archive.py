@@ -426,14 +426,18 @@ def test_a_table_that_contradicts_the_log_is_damage(index, storage, change):
 
 
 @pytest.mark.parametrize("size", [1000, 2 * HEAD_BYTES])
-def test_a_segment_that_was_rewritten_before_its_record_is_sent_again(open_index, faulty, clock, size):
-    """The first upload arrived, but not its record. Then the broker cut its log, and wrote other messages there."""
+@pytest.mark.parametrize("back_ms", [1, 3_600_000])
+def test_a_segment_that_was_rewritten_before_its_record_is_sent_again(open_index, faulty, clock, size, back_ms):
+    """The first upload arrived, but not its record. Then the broker cut its log, and wrote other messages there.
+
+    Meanwhile the broker's clock may have gone back.
+    """
     index = open_index(storage_backend=faulty)
     faulty.fail("put_if_absent", name_prefix="log/")
     old, new = content(size), content(size // 2) + content(size - size // 2, 3)
     with pytest.raises(StorageUnavailable):
         archive(index, old, modified_ms=clock.now_ms() - 1)
     clock.advance(60)
-    assert archive(index, new, modified_ms=clock.now_ms() - 1)
+    assert archive(index, new, modified_ms=clock.now_ms() - back_ms)
     (segment,) = index.archived()
     assert index.segment_archive.read(segment, 0, size) == new
