@@ -993,7 +993,8 @@ cdef class ItemForm:
         cdef Py_ssize_t number
         names = ("topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "source", "fingerprint")
         self.kind, self.count, self.stride = kind, 8 + keyed, ROW_EXTRA + 4 * keyed
-        if kind.__dictoffset__ or kind.__itemsize__ or kind.__basicsize__ != object.__basicsize__ + <Py_ssize_t>sizeof(PyObject *) * self.count:
+        slots = kind.__basicsize__ - object.__basicsize__
+        if kind.__dictoffset__ or kind.__itemsize__ or slots != self.count * <Py_ssize_t>sizeof(PyObject *):
             fail("items have slots for their fields, and nothing else")
         for number in range(self.count):
             member = getattr(kind, names[number])
@@ -1303,7 +1304,8 @@ cdef class View:
     cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, bint whole) except -1:
         """Search for `find`. Return false if two rows may be one answer. If `whole`, stop at a file that is left."""
         cdef Py_ssize_t number = -1, ahead, under_way = 0
-        cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot, most = rows.max_count, low = rows.second_min, high = rows.second_max
+        cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot
+        cdef int64_t most = rows.max_count, low = rows.second_min, high = rows.second_max
         cdef bint has_cutoff = False, opened
         cdef int done = 0, rule
         cdef uint32_t key_hash = rows.key_hash, masked_hash = rows.masked_hash
@@ -1523,7 +1525,7 @@ cdef class ViewBatch:
     With `stored` it also searches files in a storage that is a local folder.
     """
     cdef View view
-    # the files in a storage to search, and their numbers; of a closed shard ~ number, since lookups of its slots are left
+    # the files in a storage to search, and their numbers; ~ number of a closed shard: lookups of its slots are left
     cdef File **stored
     cdef Py_ssize_t stored_count
     cdef int32_t *stored_numbers
