@@ -292,11 +292,15 @@ cdef int search_chain(const File *file, const Asked *asked, Found *found) noexce
     return 0
 
 
+cdef inline int64_t near_group(const File *file, int64_t slot) noexcept nogil:
+    """Return a group near the one of a slot, because slots are filled about evenly."""
+    cdef int64_t near = (slot - file.slot_low) * file.group_count // (file.slot_high - file.slot_low)
+    return min(near, file.group_count - 1)
+
+
 cdef inline int64_t group_of(const File *file, int64_t slot) noexcept nogil:
     """Return the last group that begins at or before a slot; -1: none."""
-    cdef int64_t low = -1, high = file.group_count, step = 1
-    # slots are filled about evenly, so the group is near this one
-    cdef int64_t near = min((slot - file.slot_low) * file.group_count // (file.slot_high - file.slot_low), high - 1)
+    cdef int64_t low = -1, high = file.group_count, step = 1, near = near_group(file, slot)
     if <int64_t>word_at(file.groups + GROUP * near) <= slot:
         low = near
         while low + step < high and <int64_t>word_at(file.groups + GROUP * (low + step)) <= slot:
@@ -365,12 +369,40 @@ cdef inline bint is_whole(const File *file, const uint8_t *group) noexcept nogil
     return not word_at(group + 28) and 0 <= begin <= <int64_t>file.size and word_at(group + 16) <= file.size - begin
 
 
+cdef inline bint has_slot(const File *file, int64_t slot) noexcept nogil:
+    """Return whether a compacted file has groups, and its slots include this one."""
+    return file.group_count > 0 and file.slot_low <= slot < file.slot_high
+
+
+cdef inline void load_row(const File *file, uint32_t key_hash) noexcept nogil:
+    """Load the directory's row of a key's group, or a row near it, into the processor's cache."""
+    cdef int64_t slot = slot_of(file, key_hash)
+    if has_slot(file, slot):
+        prefetch(file.groups + GROUP * near_group(file, slot))
+
+
+cdef inline void load_group(const File *file, uint32_t key_hash) noexcept nogil:
+    """Load a key's group, at most `GROUP_BYTES`, into the processor's cache."""
+    cdef int64_t slot = slot_of(file, key_hash), number, at
+    cdef const uint8_t *group
+    if not has_slot(file, slot):
+        return
+    number = group_of(file, slot)
+    if number < 0:
+        return
+    group = file.groups + GROUP * number
+    prefetch(&file.group_sums[number])
+    if word_at(group + 4) and is_whole(file, group):
+        for at in range(0, min(<int64_t>word_at(group + 16), <int64_t>GROUP_BYTES), 64):
+            prefetch(file.data + long_at(group + 8) + at)
+
+
 cdef int search_group(File *file, const Asked *asked, Found *found) except -9 nogil:
     """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, damaged or not sorted."""
     cdef int64_t slot = slot_of(file, asked.key_hash), number, begin, size, count
     cdef const uint8_t *group
     cdef uint64_t sum
-    if slot < file.slot_low or slot >= file.slot_high:
+    if not has_slot(file, slot):
         return 0
     number = group_of(file, slot)
     if number < 0:
@@ -1301,9 +1333,59 @@ cdef class View:
             raise MemoryError
         return rows
 
+    cdef Py_ssize_t load(
+        self, Py_ssize_t number, const uint64_t *may, const Bits *bits, uint32_t key_hash, int64_t low, int64_t high
+    ) noexcept nogil:
+        """Load the parts of the next `AHEAD` files that a lookup reads into the processor's cache.
+
+        It takes each step in all files before the next step, so that memory answers many reads at a time. Return the
+        number of the first file behind them.
+        """
+        cdef (Place *)[AHEAD] places
+        cdef Place *place
+        cdef File *file
+        cdef int64_t index, item_size = self.form.item_size
+        cdef uint64_t block
+        cdef Py_ssize_t count = 0, at, live = 0
+        while number < self.count and count < AHEAD:
+            place = &self.places[number]
+            file = place.file
+            if place.filter == NULL and file != NULL:
+                if knows(place):
+                    if may == NULL or self.together.alone[number >> 6] >> (number & 63) & 1:
+                        self.fresh += 1
+                elif file.kind == CHAINS:
+                    prefetch(&file.heads[key_hash % <uint64_t>file.slots])
+            if place.filter != NULL:
+                block = bits.part * place.blocks >> 32
+                prefetch(place.filter + 32 * block)
+                if place.sums != NULL:
+                    prefetch(&place.sums[block])
+            places[count] = place
+            count += 1
+            number = following(may, number + 1, self.count)
+        for at in range(count):
+            place = places[at]
+            file = place.file
+            if file == NULL or place.stored or file.rule != 0 or file.second_min > high or file.second_max < low:
+                continue
+            if place.filter != NULL and not may_hold(place.filter + 32 * (bits.part * place.blocks >> 32), bits):
+                continue
+            if file.kind == CHAINS:
+                index = file.heads[key_hash % <uint64_t>file.slots]
+                if 0 < index < file.items:
+                    prefetch(file.data + file.items_at + index * (item_size + 4))
+            elif file.kind == PACKED or file.kind == PLAIN:
+                load_row(file, key_hash)
+                places[live] = place
+                live += 1
+        for at in range(live):
+            load_group(places[at].file, key_hash)
+        return number
+
     cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, bint whole) except -1:
         """Search for `find`. Return false if two rows may be one answer. If `whole`, stop at a file that is left."""
-        cdef Py_ssize_t number = -1, ahead, under_way = 0
+        cdef Py_ssize_t number = -1, ahead = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot
         cdef int64_t most = rows.max_count, low = rows.second_min, high = rows.second_max
         cdef bint has_cutoff = False, opened
@@ -1341,30 +1423,14 @@ cdef class View:
                 for number in range(self.count):
                     rows.noted[number] = NOT_ASKED
                 number = -1
-            ahead = following(may, 0, self.count)
             while True:
                 number = following(may, number + 1, self.count)
                 if number >= self.count:
                     break
                 if whole and rows.has_left:
                     return True
-                while ahead < self.count and under_way < AHEAD:
-                    place = &self.places[ahead]
-                    file = place.file
-                    if place.filter == NULL and file != NULL:
-                        if knows(place):
-                            if may == NULL or together.alone[ahead >> 6] >> (ahead & 63) & 1:
-                                self.fresh += 1
-                        elif file.kind == CHAINS:
-                            prefetch(&file.heads[key_hash % <uint64_t>file.slots])
-                    if place.filter != NULL:
-                        block = bits.part * place.blocks >> 32
-                        prefetch(place.filter + 32 * block)
-                        if place.sums != NULL:
-                            prefetch(&place.sums[block])
-                    ahead = following(may, ahead + 1, self.count)
-                    under_way += 1
-                under_way -= 1
+                if number >= ahead:
+                    ahead = self.load(number, may, &bits, key_hash, low, high)
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
                 if place.grows:
@@ -1740,8 +1806,7 @@ cdef class ViewBatch:
     ) except -9 nogil:
         cdef uint64_t mixed
         cdef Bits[LOOKUPS] bits
-        cdef Py_ssize_t lookup, number, count = 0, pair
-        cdef Place *place
+        cdef Py_ssize_t lookup, number, count = 0, pair, live
         cdef bint keyed = self.view.form.fingerprint_at > 0
         cdef int done
         for lookup in range(start, stop):
@@ -1752,27 +1817,57 @@ cdef class ViewBatch:
                 self.together.ask(mixed, may)
             number = following(may, 0, self.count)
             while number < self.count:
-                pairs[count], pairs[count + 1] = <int32_t>(lookup - start), <int32_t>number
-                count += 2
+                pairs[2 * count], pairs[2 * count + 1] = <int32_t>(lookup - start), <int32_t>number
+                count += 1
                 number = following(may, number + 1, self.count)
-        for pair in range(0, count, 2):
-            if pair % (2 * LOOKUPS) == 0:
-                self.follow_chains(start, pairs + pair, min(<Py_ssize_t>LOOKUPS, (count - pair) >> 1))
-            if pair + 2 * AHEAD < count:
-                place, mixed = &self.places[pairs[pair + 2 * AHEAD + 1]], bits[pairs[pair + 2 * AHEAD]].part
-                if place.filter != NULL:
-                    mixed = mixed * place.blocks >> 32
-                    prefetch(place.filter + 32 * mixed)
-                    if place.sums != NULL:
-                        prefetch(&place.sums[mixed])
-            place = &self.places[pairs[pair + 1]]
-            if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits[pairs[pair]]):
-                continue
-            if place.file != NULL:
-                done = self.search_pair(pairs[pair + 1], start + pairs[pair], part)
+        while count > 0:
+            live = self.live_pairs(start, pairs, min(<Py_ssize_t>LOOKUPS, count), bits)
+            self.follow_chains(start, pairs, live)
+            for pair in range(live):
+                done = self.search_pair(pairs[2 * pair + 1], start + pairs[2 * pair], part)
                 if done < 0:
                     return done
+            pairs, count = pairs + 2 * LOOKUPS, count - LOOKUPS
         return 0
+
+    cdef Py_ssize_t live_pairs(
+        self, Py_ssize_t start, int32_t *pairs, Py_ssize_t count, const Bits *bits
+    ) noexcept nogil:
+        """Move the pairs that no filter excludes to the front, and return their number. Load their slot groups.
+
+        See `View.load`.
+        """
+        cdef Place *place
+        cdef const Bits *of_key
+        cdef Py_ssize_t pair, live = 0, first, lookup
+        cdef uint64_t block
+        for pair in range(count):
+            place = &self.places[pairs[2 * pair + 1]]
+            if place.filter != NULL:
+                block = bits[pairs[2 * pair]].part * place.blocks >> 32
+                prefetch(place.filter + 32 * block)
+                if place.sums != NULL:
+                    prefetch(&place.sums[block])
+        for pair in range(count):
+            place, of_key = &self.places[pairs[2 * pair + 1]], &bits[pairs[2 * pair]]
+            if place.file == NULL:
+                continue
+            if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, of_key):
+                continue
+            pairs[2 * live], pairs[2 * live + 1] = pairs[2 * pair], pairs[2 * pair + 1]
+            live += 1
+        for first in range(2):
+            for pair in range(live):
+                place, lookup = &self.places[pairs[2 * pair + 1]], start + pairs[2 * pair]
+                if place.file.rule != 0 or not (place.file.kind == PACKED or place.file.kind == PLAIN):
+                    continue
+                if self.low[lookup] > place.second_max or self.high[lookup] < place.second_min:
+                    continue
+                if first == 0:
+                    load_row(place.file, <uint32_t>self.key_hash[lookup])
+                else:
+                    load_group(place.file, <uint32_t>self.key_hash[lookup])
+        return live
 
     cdef void follow_chains(self, Py_ssize_t start, const int32_t *pairs, Py_ssize_t count) noexcept nogil:
         """Load the first entries of the chains of up to `LOOKUPS` pairs into the processor's cache.
