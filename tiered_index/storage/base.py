@@ -94,14 +94,23 @@ class StorageOptions:
 
 
 class OpenObject:
-    """An object that is open for reading, by its file descriptor. Threads: one."""
+    """An object that is open for reading, by its file descriptor. Threads: one.
+
+    `counters` are called when it is closed, with the number of reads and their bytes.
+    """
+
+    __slots__ = "counters", "descriptor"
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self.counters: tuple[Callable[[int, int], None], ...] = ()
 
     def close(self, reads: int, size_bytes: int) -> None:
         """Close the object after so many reads, of `size_bytes` together."""
         os.close(self.descriptor)
+        if reads:
+            for count in self.counters:
+                count(reads, size_bytes)
 
 
 class Storage(ABC):

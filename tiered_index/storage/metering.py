@@ -124,6 +124,12 @@ class Usage:
             self.bytes_read += read
             self.bytes_written += written
 
+    def count_ranges(self, requests: int, size_bytes: int) -> None:
+        """Count ended reads of ranges."""
+        with _lock:
+            self._requests["get_range"] = self._requests.get("get_range", 0) + requests
+            self.bytes_read += size_bytes
+
     def count_between(self, size_bytes: int) -> None:
         """Note that `size_bytes` of the bytes that were read only joined two ranges."""
         with _lock:
@@ -170,19 +176,6 @@ class Usage:
                 )
 
 
-class _CountedObject(OpenObject):
-    def __init__(self, inner: OpenObject, name: str, total: Usage) -> None:
-        super().__init__(inner.descriptor)
-        self._inner, self._name, self._total = inner, name, total
-
-    def close(self, reads: int, size_bytes: int) -> None:
-        self._inner.close(reads, size_bytes)
-        if reads:
-            call = Call("get_range", self._name, requests=reads, asked_bytes=size_bytes)
-            self._total.begin(call)
-            self._total.end(call, read=size_bytes)
-
-
 class MeteredStorage(WrapperStorage):
     """A wrapper that counts every call: in `total`, and in each `measure()` block."""
 
@@ -193,11 +186,14 @@ class MeteredStorage(WrapperStorage):
         # Whether the backend reports its requests through `sending`
         self._tells = False
         self._pid = os.getpid()
+        self._counters = (self.total.count_ranges,)
 
     def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
         """As `Storage.open_now`; the reads are counted only in `total`, when the object is closed."""
         opened = None if self._pid != os.getpid() else self.inner.open_now(name, size_bytes)
-        return None if opened is None else _CountedObject(opened, name, self.total)
+        if opened is not None:
+            opened.counters += self._counters
+        return opened
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:

@@ -28,7 +28,7 @@ def files_of(peer: Peer, preset: str) -> dict[str, Any]:
 class Ours(Peer):
     """`put_batch` and `flush`. When settled, everything is compacted and uploaded.
 
-    The result is one file with a local copy, or several files that are merged into window tables.
+    The result is one file with a local copy, or several files that are merged into a table of 30 days.
     """
 
     name = "tiered_index"
@@ -65,7 +65,7 @@ class Ours(Peer):
         self._index.run_lifecycle()
         stored = list(self._storage.rglob(f"*{INDEX_SUFFIX}"))
         if len(stored) > 1:
-            merge(f"file://{self._storage}")
+            merge(f"file://{self._storage}", window="30d")
             for path in stored:  # `tiered-index orphans --yes` does this a day later
                 path.unlink()
             self.close()

@@ -103,12 +103,13 @@ class LocalStorage(SizedStorage):
             descriptor = os.open(path, _FLAGS)
         except (OSError, ValueError, TieredIndexError):
             return None
-        opened = OpenObject(descriptor)
-        with contextlib.suppress(OSError):
+        try:
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) and status.st_size == size_bytes:
-                return opened
-        opened.close(0, 0)
+                return OpenObject(descriptor)
+        except OSError:
+            pass
+        os.close(descriptor)
         return None
 
     def put(self, name: str, data: Bytes) -> None:
