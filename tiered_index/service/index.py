@@ -84,6 +84,7 @@ _FILES_NOW = 500
 _PATIENCE_S = 5.0
 # Longest wait of a close for a storage request of a worker
 _STORAGE_PATIENCE_S = 1.0
+_NO_ABOUT: About = (), ()
 _log = logging.getLogger(__name__)
 
 
@@ -598,8 +599,6 @@ class IndexService(Lookups[ItemT]):
         return found
 
     def _whole_view(self, topic: str, key: str) -> WholeView | None:
-        if compiled_views() is None:
-            return None
         # the buffer first, so that an entry that is flushed meanwhile is in the view
         is_alone = self._buffer.is_empty
         if not is_alone and not (self._schema.keyed and self._buffer.lacks(topic, key)):
@@ -610,8 +609,9 @@ class IndexService(Lookups[ItemT]):
             return None
         if view is None:
             return None
-        lost = session.log.state.lost
-        about: About = self._freshness(), [(None, one) for one in lost.values()] if lost else ()
+        about = _NO_ABOUT
+        if session.fenced is not None or session.log.state.lost:
+            about = self._freshness(), [(None, one) for one in session.log.state.lost.values()]
         context = request_context.get()
         return view if context is UNBOUNDED or context is NO_WAIT else view.local, about, is_alone
 
