@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import threading
 from operator import attrgetter
 
@@ -13,6 +14,7 @@ from tests.support.cases import each
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import TieredIndexError
+from tiered_index.format.names import INDEX_SUFFIX
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.view import StoredSource
 from tiered_index.storage.context import UNBOUNDED, Activation, request_context
@@ -184,6 +186,23 @@ def test_a_batch_reads_a_damaged_slot_group_a_few_times(store):
         finally:
             path.write_bytes(whole)
         assert harmed.failed and harmed.explain.requests <= sound + 8
+
+
+@pytest.mark.parametrize("store", ["files"], indirect=True)
+def test_a_batch_that_begins_again_reports_the_reads_of_the_core(store, tmp_path):
+    """Another process merges the files and deletes one of them, before the batch reads it."""
+    objects = sorted((store / "storage").rglob(f"*{INDEX_SUFFIX}"))
+    shutil.copytree(store, tmp_path / "copy")
+    with open_reader(tmp_path / "copy", block_cache_bytes=0) as reader:
+        asked = [Lookup(topic=topic, key=f"k{key}") for topic in "ab" for key in range(KEYS)]
+        expected = [answer.items for answer in reader.query_many(asked)]
+        tiered_index.merge((tmp_path / "copy" / "storage").as_uri(), window="1h")
+        (tmp_path / "copy" / objects[2].relative_to(store)).unlink()
+        before = reader.storage.total.requests
+        answers = reader.query_many(asked)
+        assert [answer.items for answer in answers] == expected
+        assert answers.explain.requests == reader.storage.total.requests - before
+        assert sum(report.requests for report in answers.explain.files if report.outcome == "outdated") > 0
 
 
 def test_files_that_no_range_of_a_batch_reaches_are_skipped_by_time(store):

@@ -42,10 +42,10 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import BatchNotes, Noted, Partly, WholeView, reports_of, with_reads_of
+from tiered_index.service.files.view import Noted, Partly, WholeView, reports_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
-from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan
+from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan, reports_of_pass
 from tiered_index.storage.context import UNBOUNDED, request_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
@@ -226,7 +226,7 @@ class QueryEngine:
             handles = files.handles(lookup.second_min, newest)
             logs = self.logs()
             kept = logs.kept(lookup)
-        scan = Scan(look, excludes, top, newest)
+        scan = Scan(look, excludes, top, newest, viewed=viewed)
         self._read(run, scan, handles)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors])
@@ -235,7 +235,7 @@ class QueryEngine:
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
-        told = _explain(run, scan, started, elsewhere, top.folded and self._fold(top.folded), viewed)
+        told = _explain(run, scan, started, elsewhere, top.folded and self._fold(top.folded))
         freshness = files.seen(handles)
         seen = Provenance(freshness, unknown)
         if logs is not NO_LOGS:
@@ -299,7 +299,6 @@ class QueryEngine:
         pages, short = self._pages(run, {number: lookups[number] for number in batch.continued})
         scan = Scan(look, excludes)
         handles: Sequence[Handle] = ()
-        noted: BatchNotes | None = None
         logs = NO_LOGS
         if len(lookups) > len(pages):
             within = int(batch.second_min.min()), int(batch.second_max.max())
@@ -313,7 +312,7 @@ class QueryEngine:
                 kept = logs.kept(batch)
             else:
                 viewed = view.find_many(batch, self._files.in_parts, stored=stored)
-                noted = viewed.noted
+                scan.viewed = viewed.noted
                 for found in viewed.matches:
                     matches.add(found)
                 partly = {id(viewed.left[place]): some for place, some in viewed.partly.items()}
@@ -321,7 +320,7 @@ class QueryEngine:
             self._read(run, scan, needed)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         alone = [page.explain for page in pages.values()]
-        told = _explain(run, scan, started, RequestStats.of(*alone), self._fold(matches.folded), noted)
+        told = _explain(run, scan, started, RequestStats.of(*alone), self._fold(matches.folded))
 
         def explain() -> Explain:
             found = told()
@@ -483,13 +482,13 @@ class ViewFields:
         return encode_cursor(order_key(self._rows(found)[-1], self._schema), digest)
 
 
-def _explain(
-    run: LookupRun, scan: Scan, started: float, elsewhere: RequestStats, folded: int, viewed: Noted | None = None
-) -> Callable[[], Explain]:
+def _explain(run: LookupRun, scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Callable[[], Explain]:
     """Return a function that makes the `Explain` of a pass. Cost besides files and `elsewhere` is that of the log."""
     # counted now, because an abandoned search may still make a request
     total, elapsed_s = run.spent() - elsewhere, time.perf_counter() - started
-    return partial(_explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, viewed, run.prices)
+    return partial(
+        _explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, scan.viewed, run.prices
+    )
 
 
 def _explained(
@@ -501,13 +500,11 @@ def _explained(
     viewed: Noted | None = None,
     prices: PriceTable = _NO_PRICES,
 ) -> Explain:
-    reports = [*(note() for note in notes), *outdated]
-    if viewed is not None:
-        reports = with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
-        if viewed.spent_by:
-            # no usage has the reads of the core
-            reads, sizes = (sum(each) for each in zip(*viewed.spent_by.values(), strict=True))
-            total = RequestStats.of(total, RequestStats(reads, sizes, prices.cost_usd({"get_range": reads}, sizes)))
+    reports = [*reports_of_pass(notes, viewed, prices), *outdated]
+    if viewed is not None and viewed.spent_by:
+        # no usage has the reads of the core
+        reads, sizes = (sum(each) for each in zip(*viewed.spent_by.values(), strict=True))
+        total = RequestStats.of(total, RequestStats(reads, sizes, prices.cost_usd({"get_range": reads}, sizes)))
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     stats = RequestStats.of(*reports)

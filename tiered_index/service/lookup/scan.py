@@ -30,7 +30,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service.catalog.catalog import Catalog, Handle, Reading, RootOnly
 from tiered_index.service.cold.path import MissingObject, lost_error
-from tiered_index.service.files.view import Viewed
+from tiered_index.service.files.view import Noted, Viewed, reports_of, with_reads_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK
 from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
@@ -60,6 +60,12 @@ T = TypeVar("T")
 
 FileNote: TypeAlias = "partial[FileReport]"
 """Makes the report of one file when it is called."""
+
+
+def reports_of_pass(notes: Sequence[FileNote], viewed: Noted | None, prices: PriceTable) -> list[FileReport]:
+    """Return the reports of files: those that were searched, and those that a view has searched."""
+    reports = [note() for note in notes]
+    return reports if viewed is None else with_reads_of(viewed, reports, prices) + reports_of(viewed, prices)
 
 
 class Files(NamedTuple):
@@ -105,6 +111,7 @@ class Scan:
     - `top` has the answers so far; None: answers don't skip files.
     - `newest` is the last second that an answer may have.
     - `outdated` has the reports of earlier passes of the lookup.
+    - `viewed` has the notes of the files that a view has searched.
     """
 
     look: Callable[[Handle], int]
@@ -115,6 +122,7 @@ class Scan:
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
     outdated: Sequence[FileReport] = ()
+    viewed: Noted | None = None
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
     # receives each search that ends in another thread
@@ -551,7 +559,7 @@ class LookupRun:
                     return answer(self)
             except _MovedOn as moved_on:
                 uri = str(moved_on)
-                given_up = [note() for scan in self.scans for note in scan.notes]
+                given_up = [one for scan in self.scans for one in reports_of_pass(scan.notes, scan.viewed, self.prices)]
                 outdated = [replace(report, outcome="outdated", matched=0) for report in given_up if report.requests]
                 self.outdated = (*self.outdated, *outdated)
                 self.scans = []
