@@ -1225,8 +1225,8 @@ cdef class View:
         for slices, numbers in members.items():
             if len(numbers) >= FEWEST_TOGETHER:
                 held.append(slices)
-        self.together = None
         if not held:
+            self.together = None
             return 0
         made.held, made.count, made.words = held, len(held), (self.count >> 6) + 1
         made.seconds = array("q", [each for _, first, last in self.files for each in (first, last)]).tobytes()
@@ -1334,25 +1334,28 @@ cdef class View:
         return rows
 
     cdef Py_ssize_t load(
-        self, Py_ssize_t number, const uint64_t *may, const Bits *bits, uint32_t key_hash, int64_t low, int64_t high
+        self, Py_ssize_t number, const uint64_t *may, const uint64_t *alone, const Asked *asked, const Bits *bits,
+        int64_t low
     ) noexcept nogil:
         """Load the parts of the next `AHEAD` files that a lookup reads into the processor's cache.
 
-        It takes each step in all files before the next step, so that memory answers many reads at a time. Return the
-        number of the first file behind them.
+        It takes each step in all files before the next step, so that memory answers many reads at a time. It loads no
+        more groups than wanted rows, and none of files before `low`. `alone` belongs to `may`. Return the number of the
+        first file behind them.
         """
         cdef (Place *)[AHEAD] places
         cdef Place *place
         cdef File *file
-        cdef int64_t index, item_size = self.form.item_size
+        cdef int64_t index, first, last, item_size = self.form.item_size
         cdef uint64_t block
+        cdef uint32_t key_hash = asked.key_hash
         cdef Py_ssize_t count = 0, at, live = 0
         while number < self.count and count < AHEAD:
             place = &self.places[number]
             file = place.file
             if place.filter == NULL and file != NULL:
                 if knows(place):
-                    if may == NULL or self.together.alone[number >> 6] >> (number & 63) & 1:
+                    if may == NULL or alone[number >> 6] >> (number & 63) & 1:
                         self.fresh += 1
                 elif file.kind == CHAINS:
                     prefetch(&file.heads[key_hash % <uint64_t>file.slots])
@@ -1367,7 +1370,12 @@ cdef class View:
         for at in range(count):
             place = places[at]
             file = place.file
-            if file == NULL or place.stored or file.rule != 0 or file.second_min > high or file.second_max < low:
+            if file == NULL or place.stored or file.rule != 0:
+                continue
+            first, last = place.second_min, place.second_max
+            if place.grows:
+                first, last = file.second_min, file.second_max
+            if first > asked.high or last < low:
                 continue
             if place.filter != NULL and not may_hold(place.filter + 32 * (bits.part * place.blocks >> 32), bits):
                 continue
@@ -1375,7 +1383,7 @@ cdef class View:
                 index = file.heads[key_hash % <uint64_t>file.slots]
                 if 0 < index < file.items:
                     prefetch(file.data + file.items_at + index * (item_size + 4))
-            elif file.kind == PACKED or file.kind == PLAIN:
+            elif live < asked.most and (file.kind == PACKED or file.kind == PLAIN):
                 load_row(file, key_hash)
                 places[live] = place
                 live += 1
@@ -1401,8 +1409,9 @@ cdef class View:
         cdef Asked asked
         cdef Found *found = &rows.found
         cdef Together together
-        # the set of files to search; NULL: all
+        # the set of files to search, and of those in no slice; NULL: all
         cdef uint64_t *may = NULL
+        cdef const uint64_t *alone = NULL
         if self.fresh >= FEWEST_TOGETHER:
             self.gather()
         together = self.together
@@ -1419,6 +1428,7 @@ cdef class View:
                 if may == NULL:
                     raise MemoryError
                 together.ask(block, may)
+                alone = together.alone
                 rows.seconds, rows.low, rows.high = together.seconds, low, high
                 for number in range(self.count):
                     rows.noted[number] = NOT_ASKED
@@ -1430,7 +1440,8 @@ cdef class View:
                 if whole and rows.has_left:
                     return True
                 if number >= ahead:
-                    ahead = self.load(number, may, &bits, key_hash, low, high)
+                    asked.key_hash = key_hash
+                    ahead = self.load(number, may, alone, &asked, &bits, cutoff if has_cutoff else low)
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
                 if place.grows:

@@ -28,7 +28,7 @@ _core: ModuleType | None
 _views: ModuleType
 
 # the revision of the core that this package needs
-_REVISION = 19
+_REVISION = 20
 
 
 def _loaded(name: str) -> ModuleType:

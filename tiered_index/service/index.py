@@ -599,6 +599,8 @@ class IndexService(Lookups[ItemT]):
         return found
 
     def _whole_view(self, topic: str, key: str) -> WholeView | None:
+        if compiled_views() is None:
+            return None
         # the buffer first, so that an entry that is flushed meanwhile is in the view
         is_alone = self._buffer.is_empty
         if not is_alone and not (self._schema.keyed and self._buffer.lacks(topic, key)):

@@ -96,7 +96,7 @@ class StorageOptions:
 class OpenObject:
     """An object that is open for reading, by its file descriptor. Threads: one.
 
-    `counters` are called when it is closed, with the number of reads and their bytes.
+    `counters` are called when it is closed, with the number of reads and their bytes. A subclass calls `super()`.
     """
 
     __slots__ = "counters", "descriptor"
