@@ -11,6 +11,7 @@ the making of entries.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -117,6 +118,7 @@ def main(argument: str) -> None:
     data = Data(min(job.entries, _MOST_PAUSE_ENTRIES) if small else job.entries, job.per_key)
     peer = PEERS[job.peer](Path(job.folder), data.entries, small)
     next(data.batches(job.commit_entries))  # the memory for the making of entries is not the peer's
+    gc.freeze()  # nor are collections of the modules
     figures = _PHASES[job.phase](job, peer, data)
     print(json.dumps(figures), flush=True)
     if job.phase == "write":
