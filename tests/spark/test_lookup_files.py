@@ -238,6 +238,25 @@ def test_answers_in_a_storage_are_named_last_and_once(monkeypatch, tmp_path):
         assert storage.get("_SUCCESS").decode().split() == [valid] and storage.head(valid).size_bytes
 
 
+def test_a_command_that_fails_leaves_no_answers_beside_those_of_another(tmp_path):
+    """Who reads the whole prefix would get them too, and a repetition would find the prefix in use."""
+    rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
+
+    class Broken(Written):
+        def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
+            return SimpleNamespace(collect=lambda: [*map(raising(MemoryError("a task")), write(iter(self._batches)))])
+
+    with StorageAddress(uri).open() as storage:
+        with pytest.raises(MemoryError, match="a task"):
+            write_answers(Broken(rows), uri, S3)
+        assert not list(storage.list())
+        write_answers(Written(rows), uri, S3)
+        with pytest.raises(InvalidArgument, match="answers of another command"):
+            write_answers(Written(rows), uri, S3)
+        (valid,) = storage.get("_SUCCESS").decode().split()
+        assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
+
+
 def raising(error):
     def fail(*_):
         raise error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -28,9 +28,16 @@ from tiered_index.spark.build.folders import kind_of
 from tiered_index.spark.build.parquet import ParquetFiles
 from tiered_index.spark.build.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import arrow_function, cells_of, each_split, frame_of_splits, gathered
+from tiered_index.spark.frames import (
+    arrow_function,
+    cells_of,
+    cleaned_up_on_error,
+    each_split,
+    frame_of_splits,
+    gathered,
+)
 from tiered_index.spark.lookup.plan import LookupPlan, kept, lookups_of, places_of, times_of
-from tiered_index.storage.base import StorageOptions
+from tiered_index.storage.base import Storage, StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -179,20 +186,28 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
             (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
         return
     address, job = StorageAddress(out, s3), f"part-{secrets.token_hex(4)}-"
-    with typed_errors(f"writing {out}"):
-        rows = frame.mapInArrow(partial(_write_parts, address=address, job=job), "names string").collect()
-    names = {name for row in rows for name in row[0].split("\n") if name}
-    valid = "".join(f"{name}\n" for name in sorted(names)).encode()
     with address.open() as storage:
-        # a task may have run twice: its other files go before ``_SUCCESS`` names the valid ones
-        for info in list(storage.list(job)):
-            if info.name not in names:
-                storage.delete(info.name)
+        # otherwise a repetition would be refused, and another command's answers would be read with them
+        with cleaned_up_on_error(partial(_delete_parts, storage, job)):
+            with typed_errors(f"writing {out}"):
+                rows = frame.mapInArrow(partial(_write_parts, address=address, job=job), "names string").collect()
+            names = {name for row in rows for name in row[0].split("\n") if name}
+            # a task may have run twice: its other files go before ``_SUCCESS`` names the valid ones
+            _delete_parts(storage, job, names)
+        valid = "".join(f"{name}\n" for name in sorted(names)).encode()
         try:
             storage.put_if_absent("_SUCCESS", valid)
         except ObjectExists as error:  # perhaps of this put, if the storage repeated it
             if bytes(storage.get("_SUCCESS")) != valid:
-                raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
+                with cleaned_up_on_error(partial(_delete_parts, storage, job)):
+                    raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
+
+
+def _delete_parts(storage: Storage, job: str, valid: Collection[str] = ()) -> None:
+    """Delete the files of a job, except the `valid` ones."""
+    for info in list(storage.list(job)):
+        if info.name not in valid:
+            storage.delete(info.name)
 
 
 def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress, job: str) -> Iterator[pa.RecordBatch]:
