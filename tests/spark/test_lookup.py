@@ -258,6 +258,15 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         lookup(spark, long, storage=index, columns={"key": "k"})
 
 
+@pytest.mark.parametrize("column", ["topic", "key", "begin_ms"])
+def test_text_that_is_not_utf_8_is_named(spark, index, column):
+    columns = {"topic": "'orders'", "key": "'key-1'", "begin_ms": "'0'"} | {column: "CAST(x'ff41' AS STRING)"}
+    keys = spark.range(1).selectExpr(*(f"{text} AS {name}" for name, text in columns.items()))
+    named = {"topic": "a topic", "key": "a key"}.get(column, "column 'begin_ms'")
+    with pytest.raises(InvalidArgument, match=f"{named} has bytes that are not UTF-8"):
+        lookup(spark, keys, storage=index)
+
+
 def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
     def changing(batches):
         for batch in batches:

@@ -20,7 +20,17 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import arrow_schema, cleaned_up, gathered, one_row, rows_kept_singly
-from tiered_index.spark.lookup.plan import LOOKUP, Array, LookupPlan, distinct, kept, lookups_of, records_of, routes
+from tiered_index.spark.lookup.plan import (
+    LOOKUP,
+    Array,
+    LookupPlan,
+    distinct,
+    kept,
+    lookups_of,
+    records_of,
+    routes,
+    values_of,
+)
 from tiered_index.spark.metrics import Progress, watched
 
 if TYPE_CHECKING:
@@ -75,7 +85,7 @@ def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) ->
         whole = pc.and_(with_topic, with_key)
         rows = pc.sum(whole).as_py() or 0
         columns = batch.columns if rows == len(batch) else [one.filter(whole) for one in batch.columns]
-        for name in pc.unique(columns[0]).to_pylist():
+        for name in values_of(pc.unique(columns[0]), "a topic"):
             places.setdefault(name, len(places))
         if len(places) > _MAX_TOPICS:
             raise InvalidArgument(_TOPICS)

@@ -38,6 +38,14 @@ def shown(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+def values_of(texts: pa.Array, what: str) -> list[Any]:
+    """Return the values of texts. Spark casts any bytes to text: raises `InvalidArgument`, which tells `what` it is."""
+    try:
+        return list(texts.to_pylist())
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{what} has bytes that are not UTF-8") from error
+
+
 def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
     """Return the epoch milliseconds (i64, n) of texts, null for null, as `parse_time`.
 
@@ -45,7 +53,7 @@ def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
     """
     encoded = texts.dictionary_encode()
     times = []
-    for text in encoded.dictionary.to_pylist():
+    for text in values_of(encoded.dictionary, f"column {column}"):
         try:
             times.append(parse_time(shown(text.strip()), end=end))
         except ValueError as error:
