@@ -373,6 +373,24 @@ def test_times_in_parquet(spark, tmp_path):
         frame_of(spark, uri, StorageAddress)
 
 
+def test_times_within_columns_of_parquet_and_times_of_day(spark, tmp_path):
+    """A column that is not an entry's field does not matter: Spark gets each in a type that it knows."""
+    time = pa.timestamp("ms", "UTC")
+    columns = {
+        "one": pa.array([{"at": BEGIN_MS, "count": 2**32 - 1}], pa.struct([("at", time), ("count", pa.uint32())])),
+        "named": pa.array([[("a", BEGIN_MS)]], pa.map_(pa.string(), time)),
+        "noon": pa.array([12 * 3_600_000_000], pa.time64("us")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "m.parquet")
+    rows = frame_of(spark, str(tmp_path / "m.parquet"), StorageAddress)
+    found = rows.selectExpr("unix_millis(one.at)", "one.count", "unix_millis(named['a'])").collect()
+    assert [tuple(row) for row in found] == [(BEGIN_MS, 2**32 - 1, BEGIN_MS)]
+    pq.write_table(pa.table({"at": pa.array([2**62], time)}), tmp_path / "m.parquet")
+    rows = frame_of(spark, str(tmp_path / "m.parquet"), StorageAddress)
+    with pytest.raises(InvalidArgument, match=r"m\.parquet: a value does not fit"), typed_errors("reading"):
+        rows.collect()
+
+
 def test_a_build_whose_task_finds_no_room_on_its_disk(spark, tmp_path, config):
     table, uri = messages(300), f"file://{tmp_path}/index"
     source = write_parquet(table, tmp_path / "source.parquet")

@@ -179,7 +179,12 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for rows in files.batches(parts[number], known.names):
-                    yield rows.select(known.names).cast(known)
+                    try:
+                        made = rows.select(known.names).cast(known)
+                    except pa.ArrowInvalid as error:
+                        name = files.files[parts[number][0]][1]
+                        raise InvalidArgument(f"{name}: a value does not fit a type of Spark: {error}") from error
+                    yield made
 
     try:
         return _numbers(spark, len(parts)).mapInArrow(read_parts, from_arrow_schema(known))
@@ -188,9 +193,9 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
 
 
 def _known_type(kind: pa.DataType, column: str, file: str) -> pa.DataType:
-    """Return the type in which Spark's JVM accepts a column from Python: times in microseconds, unsigned numbers as
-    wider, plain lists, bytes of any length.
+    """Return the type in which Spark's JVM accepts a column from Python, also within lists, structs and maps.
 
+    Times have microseconds, times of day nanoseconds. Unsigned numbers become wider, lists plain, bytes of any length.
     Nanoseconds raise `InvalidArgument`, because Spark would cut them.
     """
     if pa.types.is_null(kind):
@@ -201,6 +206,12 @@ def _known_type(kind: pa.DataType, column: str, file: str) -> pa.DataType:
         return pa.binary()
     if has_items(kind):
         return pa.list_(kind.value_field.with_type(_known_type(kind.value_type, column, file)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_known_type(field.type, column, file)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(*(_known_type(each, column, file) for each in (kind.key_type, kind.item_type)))
+    if pa.types.is_time(kind):
+        return pa.time64("ns")
     if not pa.types.is_timestamp(kind):
         return kind
     if kind.unit == "ns":
