@@ -213,6 +213,17 @@ def test_answers_go_where_they_are_asked_to(spark, tmp_path, kind):
     assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("t", "k")]
 
 
+def test_a_place_that_another_command_took_meanwhile_and_a_type_that_a_format_lacks(spark, tmp_path):
+    """Both are known only when the answers are written."""
+    frame = spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1)
+    write_answers(frame, str(tmp_path / "out"), S3)
+    with pytest.raises(InvalidArgument, match=r"can't be written to .*/out: .*already exists"):
+        write_answers(frame, str(tmp_path / "out"), S3)
+    (tmp_path / "k.ndjson").write_text('{"topic": "t", "key": "k", "more": {}}\n')
+    with pytest.raises(InvalidArgument, match=r"can't be written to .*/other: .*empty schema"):
+        write_answers(read_keys(spark, str(tmp_path / "k.ndjson"), S3), str(tmp_path / "other"), S3)
+
+
 class Written:
     """A frame whose tasks ran twice: the driver got the names of the first attempts."""
 

@@ -178,12 +178,17 @@ def check_out(out: str, s3: StorageOptions) -> None:
 def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
     """Write a local folder of Parquet (NDJSON if the name ends so), or Parquet and a list ``_SUCCESS`` to a storage.
 
-    Raises `InvalidArgument` if another command has written its answers there meanwhile.
+    Raises `InvalidArgument` if another command has written its answers there meanwhile, or the format lacks a type.
     """
+    from pyspark.errors import AnalysisException
+
     if (place := local_path(out)) is not None:
-        with typed_errors(f"writing {place}"):
-            writer = frame.write.mode("error")
-            (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
+        try:
+            with typed_errors(f"writing {place}"):
+                writer = frame.write.mode("error")
+                (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
+        except AnalysisException as error:
+            raise InvalidArgument(f"answers can't be written to {place}: {error}") from error
         return
     address, job = StorageAddress(out, s3), f"part-{secrets.token_hex(4)}-"
     with address.open() as storage:
