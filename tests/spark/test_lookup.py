@@ -30,7 +30,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.spark import build, look_up, lookup, merge, register
+from tiered_index.spark import audit, build, look_up, lookup, merge, register
 from tiered_index.spark.lookup import packing as lookup_packing
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.answers import column_names
@@ -256,6 +256,20 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
     long = spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string")
     with pytest.raises(InvalidArgument, match=r"column 'k' \(key\).*'x{40}\.\.\.' of topic 'orders' is 40,000 "):
         lookup(spark, long, storage=index, columns={"key": "k"})
+
+
+def test_keys_with_a_collation_are_those_that_were_written(spark, tmp_path):
+    """Keys that a collation takes for equal are different keys, for builds, audits and lookups."""
+    uri, other = f"file://{tmp_path}/index", f"file://{tmp_path}/other"
+    lists = spark.range(1).selectExpr("array('a' COLLATE UTF8_LCASE, 'A' COLLATE UTF8_LCASE, null) AS key")
+    fields = "'t' AS topic", "1 AS queue_id", "5L AS offset", "9 AS size", f"{BEGIN_MS} AS timestamp_ms"
+    assert build(spark, lists.selectExpr("*", *fields), storage=uri).entries == 2
+    source = spark.range(1).selectExpr("'a' COLLATE UTF8_LCASE AS key", *fields)
+    assert build(spark, source, storage=other).entries == 1
+    assert audit(spark, source, storage=other).status == "ok"
+    keys = spark.sql("SELECT 't' AS topic, key COLLATE UTF8_LCASE AS key FROM VALUES ('a'), ('A') AS keys(key)")
+    for storage, found in ((uri, {"a": 5, "A": 5}), (other, {"a": 5, "A": None})):
+        assert {row.key: row.offset for row in lookup(spark, keys, storage=storage).collect()} == found
 
 
 @pytest.mark.parametrize("column", ["topic", "key", "begin_ms"])

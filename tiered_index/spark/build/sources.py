@@ -420,6 +420,7 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import ArrayType
 
     wanted = _wanted(columns, frame.columns, schema)
     selected = []
@@ -433,8 +434,10 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
         selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
     check_fields({name: to_arrow_type(entries.schema[name].dataType, timezone="UTC") for name in wanted}, columns)
-    if entries.schema["key"].dataType.simpleString() != "string":
-        entries = entries.withColumn("key", F.explode_outer(F.array_compact(F.array_distinct("key"))))
+    if isinstance(entries.schema["key"].dataType, ArrayType):
+        # another collation may take different keys for equal ones
+        keys = F.array_distinct(F.col("key").cast("array<string>"))
+        entries = entries.withColumn("key", F.explode_outer(F.array_compact(keys)))
     return entries
 
 

@@ -285,6 +285,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     """
     from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql.types import StringType
 
     if not is_frame(frame):
         raise InvalidArgument(f"the keys are a DataFrame of Spark, not {shown_kind(frame)}")
@@ -314,7 +315,9 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     here = frame.select(*(column.alias(name) for name, column in fields.items())).schema
     names: dict[str, str] = {}
     for name in _FIELDS:
-        found = here[name].dataType.simpleString()
+        kind = here[name].dataType
+        # a collation does not matter: hashes are of the text
+        found = "string" if isinstance(kind, StringType) else kind.simpleString()
         named = names[name] = shown_column(name, columns.get(name))
         if name in ("topic", "key"):
             if found != "string":
