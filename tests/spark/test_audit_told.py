@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,9 @@ import pytest
 from tests.integration.cli.command_lines import Outcome, run_here
 from tests.spark.commands import told as told_here
 from tiered_index.cli.spark import reading
-from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.errors import DiskFull, InvalidArgument, StorageUnavailable
 from tiered_index.service.checks.report import Report
-from tiered_index.spark.audit.audit import AuditResult, audit, check_report_name, report_table
+from tiered_index.spark.audit.audit import AuditResult, audit, check_report_name, report_table, write_report
 from tiered_index.spark.audit.differences import Difference, Differences
 
 
@@ -149,3 +150,18 @@ def test_a_report_may_go_to_any_storage_and_is_refused_elsewhere_before_anything
     for uri in ("foo://b/r.parquet", "s3://r.parquet", "s3://bucket/r.csv?region=r.parquet", "memory://x/r.parquet"):
         with pytest.raises(InvalidArgument, match="report"):
             check_report_name(uri)
+
+
+def test_a_report_that_does_not_fit_the_disk_leaves_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.parquet"
+    write_report(result_of([], {}), str(path))
+    earlier, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(DiskFull, match=r"can't be written to .*report\.parquet: File too large"):
+            write_report(result_of([difference("extra", 5)], {"extra": 1}), str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == earlier and list(tmp_path.iterdir()) == [path]
+    write_report(result_of([difference("extra", 5)], {"extra": 1}), str(path))
+    assert path.read_bytes() != earlier

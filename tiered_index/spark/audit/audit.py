@@ -8,9 +8,11 @@ difference. An audit changes nothing. One thread drives it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,6 +27,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
+    DiskFull,
     InvalidArgument,
     NotAnIndex,
     StorageError,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 
 # Several tasks a core, because objects differ in size; fewer if there is little to read: a task needs 20 ms of CPU
 _TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +272,25 @@ def _place(uri: str) -> tuple[str, str]:
 
 
 def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None) -> None:
-    """Write the report to a path or an object; replace an existing one. Raises `InvalidArgument`, storage errors."""
+    """Write the report to a path or an object; replace an existing one.
+
+    Raises `InvalidArgument`, `DiskFull`, storage errors: an existing report stays.
+    """
     check_report_name(uri, s3)
     body = io.BytesIO()
     pq.write_table(report_table(result), body)
     if "://" not in uri:
+        place = Path(uri)
+        new = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
-            with open(uri, "wb") as file:
-                file.write(body.getvalue())
+            try:
+                new.write_bytes(body.getvalue())
+                new.replace(place)
+            finally:
+                new.unlink(missing_ok=True)
         except OSError as error:
-            raise InvalidArgument(f"the report can't be written to {uri}: {error.strerror}") from error
+            kind = DiskFull if error.errno in _FULL else InvalidArgument
+            raise kind(f"the report can't be written to {uri}: {error.strerror}") from error
         return
     folder, name = _place(uri)
     with StorageAddress(folder, s3).open() as storage:
