@@ -318,6 +318,17 @@ def test_damage_is_reported_by_slot_group(spark, copied):
         look_up(spark, frame, storage=copied)
 
 
+def test_a_lookup_that_fails_leaves_no_file_on_the_drivers_disk(spark, copied):
+    for stored in states(copied).objects.values():
+        (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
+        flip(path, 100)
+    folder = Path(spark.sparkContext._temp_dir)
+    before = {*folder.rglob("*")}
+    with pytest.raises(CorruptFile):
+        lookup(spark, spark.createDataFrame(ROWS, KEYS), storage=copied)
+    assert {*folder.rglob("*")} <= before
+
+
 def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, copied, monkeypatch):
     frame = spark.createDataFrame(ROWS, KEYS)
     before = states(copied)

@@ -170,7 +170,9 @@ def look_up(
             plan = make_plan(log.state, lost=lost)
             plan = replace(plan, asked=census.asked(plan.kept_from))
             shared = spark.sparkContext.broadcast(plan)
-            kept, reports = _search(spark, census.lots, shared, address, progress)
+            # otherwise the plan's file stays on the driver's disk until Spark ends
+            with cleaned_up_on_error(shared.destroy):
+                kept, reports = _search(spark, census.lots, shared, address, progress)
             # also of plans that failed
             by_kind += sum((Counter(report.requests) for report in reports), Counter[str]())
             read += sum(report.bytes_read for report in reports)
