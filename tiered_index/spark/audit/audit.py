@@ -280,7 +280,7 @@ def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None
     body = io.BytesIO()
     pq.write_table(report_table(result), body)
     if "://" not in uri:
-        place = Path(uri)
+        place = Path(uri).resolve()
         new = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             try:
