@@ -250,7 +250,7 @@ def test_answers_in_a_storage_are_named_last_and_once(monkeypatch, tmp_path):
 
 
 def test_a_command_that_fails_leaves_no_answers_beside_those_of_another(tmp_path):
-    """Who reads the whole prefix would get them too, and a repetition would find the prefix in use."""
+    """A reader of the whole prefix would get them too, and a repetition would find the prefix in use."""
     rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
 
     class Broken(Written):
