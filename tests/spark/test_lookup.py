@@ -178,6 +178,13 @@ def test_rows_with_nulls_are_named_or_counted(spark, index):
     literals = spark.sql("SELECT 'orders' AS topic, CAST(NULL AS string) AS key UNION ALL SELECT 'orders', 'key-1'")
     some = lookup(spark, literals, storage=index, skip_null=True, max_count=1).collect()
     assert [(row["key"], row["position"]) for row in some] == [("key-1", 0)]
+    # a row that is left out is not checked
+    dated = spark.createDataFrame(
+        [("orders", "key-1", "2023-11-14"), ("orders", None, "yesterday")], "t string, k string, at string"
+    )
+    columns = {"topic": "t", "key": "k", "begin_ms": "at"}
+    some = lookup(spark, dated, storage=index, columns=columns, skip_null=True, max_count=1).collect()
+    assert [(row["k"], row["position"]) for row in some] == [("key-1", 0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -327,7 +327,9 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         elif found in _INTEGERS:
             fields[name] = fields[name].cast("bigint")
         elif found == "string":
-            fields[name] = _times(fields[name], named, end=name == "end_ms")
+            # a row that is left out is not checked
+            text = F.when(fields["topic"].isNotNull() & fields["key"].isNotNull(), fields[name])
+            fields[name] = _times(text, named, end=name == "end_ms")
         else:
             wanted = "integers (epoch milliseconds), a timestamp with time zone, or text of either"
             raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
