@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import json
+from datetime import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -211,6 +212,20 @@ def test_answers_go_where_they_are_asked_to(spark, tmp_path, kind):
     write_answers(spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1), str(place), S3)
     assert [path.name for path in tmp_path.iterdir()] == [place.name] and (place / "_SUCCESS").exists()
     assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("t", "k")]
+
+
+def test_times_of_day_are_written(spark, tmp_path):
+    table = pa.table({"topic": ["t"], "key": ["k"], "at": pa.array([time(10, 11, 12)], pa.time64("ns"))})
+    pq.write_table(table, tmp_path / "k.parquet")
+    keys, parquet, ndjson = read_keys(spark, str(tmp_path / "k.parquet"), S3), tmp_path / "out", tmp_path / "out.ndjson"
+    for place in (parquet, ndjson):
+        write_answers(keys, str(place), S3)
+    assert pq.read_table(parquet)["at"].to_pylist() == [time(10, 11, 12)]
+    assert rows(spark, ndjson) == [("t", "k", "10:11:12")]
+    # Parquet files of Spark lack the nanoseconds
+    pq.write_table(table.set_column(2, "at", pa.array([3_600_000_000_001], pa.time64("ns"))), tmp_path / "k.parquet")
+    with pytest.raises(InvalidArgument, match=r"k\.parquet: a value does not fit .* would lose data"):
+        rows(spark, tmp_path / "k.parquet")
 
 
 def test_a_place_that_another_command_took_meanwhile_and_a_type_that_a_format_lacks(spark, tmp_path):

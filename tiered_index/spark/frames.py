@@ -97,6 +97,11 @@ def rows_kept_singly(spark: SparkSession) -> contextlib.AbstractContextManager[N
     return _configured(spark, "spark.sql.inMemoryColumnarStorage.batchSize", "1")
 
 
+def times_of_day_written(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
+    """Let Spark write times of day to files during the block, which it refuses by default."""
+    return _configured(spark, "spark.sql.timeType.enabled", "true")
+
+
 _ARROW_TYPES = {
     "int": pa.int32(),
     "long": pa.int64(),

@@ -174,13 +174,15 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
     where = f"{first} or one of {others:,} files beside it" if others else first
     typed = [field for field in files.schema if field.name not in files.unusable]
     known = pa.schema([field.with_type(_known_type(field.type, field.name, where)) for field in typed])
+    # Spark cuts times of day to microseconds when it writes them
+    exact = pa.schema([f.with_type(pa.time64("us")) if pa.types.is_time(f.type) else f for f in known])
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for rows in files.batches(parts[number], known.names):
                     try:
-                        made = rows.select(known.names).cast(known)
+                        made = rows.select(known.names).cast(exact).cast(known)
                     except pa.ArrowInvalid as error:
                         name = files.files[parts[number][0]][1]
                         raise InvalidArgument(f"{name}: a value does not fit a type of Spark: {error}") from error

@@ -35,6 +35,7 @@ from tiered_index.spark.frames import (
     each_split,
     frame_of_splits,
     gathered,
+    times_of_day_written,
 )
 from tiered_index.spark.lookup.plan import LookupPlan, kept, lookups_of, places_of, times_of
 from tiered_index.storage.base import Storage, StorageOptions
@@ -184,7 +185,7 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
 
     if (place := local_path(out)) is not None:
         try:
-            with typed_errors(f"writing {place}"):
+            with times_of_day_written(frame.sparkSession), typed_errors(f"writing {place}"):
                 writer = frame.write.mode("error")
                 (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
         except AnalysisException as error:
