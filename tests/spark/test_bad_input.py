@@ -412,6 +412,18 @@ def test_a_build_whose_task_finds_no_room_on_its_disk(spark, tmp_path, config):
     check(uri, table, keys=3)
 
 
+def test_results_that_spark_may_not_collect(spark, tmp_path, config):
+    uri, limits = f"file://{tmp_path}/index", spark.sparkContext._jsc.sc().conf()
+    source = write_parquet(messages(300), tmp_path / "source.parquet")
+    limits.set("spark.driver.maxResultSize", "1")
+    try:
+        with pytest.raises(ConfigError, match=r"^reading .*source\.parquet: .*set spark\.driver\.maxResultSize higher"):
+            build(spark, source, storage=uri, config=config)
+    finally:
+        limits.remove("spark.driver.maxResultSize")
+    assert build(spark, source, storage=uri, config=config).entries == 300
+
+
 def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 
 from tiered_index import errors
-from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
+from tiered_index.errors import ConfigError, CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
 
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
 # Error classes of other modules, with the class to raise for each.
 _KINDS = {"MissingOffsets": CorruptFile}
 # The text of ENOSPC in Java and Python.
 _NO_ROOM = "No space left on device"
+# The setting that limits the results of a job's tasks
+_RESULTS = "spark.driver.maxResultSize"
 _ENDED = "Spark's JVM ended"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
@@ -23,7 +25,7 @@ def typed_errors(what: str) -> Iterator[None]:
     """Raise Spark's error of a failed job as an error of this package, if it is one; `what` names the job.
 
     A task's error of this package keeps class and text. Lost executors and the end of Java are `StorageUnavailable`, a
-    full temporary disk is `DiskFull`. Other errors pass unchanged.
+    full temporary disk is `DiskFull`, too large results are `ConfigError`. Other errors pass unchanged.
     """
     try:
         yield
@@ -40,6 +42,10 @@ def typed_errors(what: str) -> Iterator[None]:
             raise DiskFull(
                 f"{what}: a temporary disk of an executor is full: give Spark's local folder (spark.local.dir) and "
                 "TMPDIR more room, and run it again"
+            ) from error
+        if _RESULTS in text:
+            raise ConfigError(
+                f"{what}: the results of the tasks together are too large for Spark's driver: set {_RESULTS} higher"
             ) from error
         if text == _ENDED or isinstance(error, ConnectionRefusedError):
             raise StorageUnavailable(
