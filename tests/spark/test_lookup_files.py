@@ -9,6 +9,8 @@ import csv
 import gzip
 import io
 import json
+import pickle
+from contextlib import nullcontext
 from datetime import time
 from functools import partial
 from types import SimpleNamespace
@@ -88,7 +90,10 @@ def test_long_files_are_read_and_answers_written_in_parts(tmp_path, monkeypatch)
     assert [row for batch in batches for row in batch.to_pylist()] == wanted
     storage = MemoryStorage()
     (told,) = key_files._write_parts(iter(batches), Address(storage), "part-")
-    names = told.column(0)[0].as_py().split("\n")
+    names = []
+    for upload, part in pickle.loads(told.column(0)[0].as_py()):
+        storage.complete_upload(upload, [part])
+        names.append(upload.name)
     tables = [pq.read_table(io.BytesIO(storage.get(name))) for name in names]
     assert len(set(names)) == len(batches) == 4 and pa.concat_tables(tables).to_pylist() == wanted
 
@@ -253,15 +258,17 @@ class Written:
 def test_answers_in_a_storage_are_named_last_and_once(monkeypatch, tmp_path):
     rows, uri = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db"
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(SqliteStorage, "delete", raising(KeyboardInterrupt))
+        killed.setattr(SqliteStorage, "abort_upload", raising(KeyboardInterrupt))
         write_answers(Written(rows), uri, S3)
     with StorageAddress(uri).open() as storage:
-        assert [info.name.partition("-")[0] for info in storage.list()] == ["part", "part"]
+        assert [info.name.partition("-")[0] for info in storage.list()] == ["part"]
         write_answers(Written(rows), uri, S3)
         (valid,) = storage.get("_SUCCESS").decode().split()
         with pytest.raises(InvalidArgument, match="answers of another command"):
             write_answers(Written(rows), uri, S3)
         assert storage.get("_SUCCESS").decode().split() == [valid] and storage.head(valid).size_bytes
+        # only that of the killed command
+        assert len([*storage.list_uploads()]) == 1
 
 
 def test_a_command_that_fails_leaves_no_answers_beside_those_of_another(tmp_path):
@@ -279,6 +286,27 @@ def test_a_command_that_fails_leaves_no_answers_beside_those_of_another(tmp_path
         write_answers(Written(rows), uri, S3)
         with pytest.raises(InvalidArgument, match="answers of another command"):
             write_answers(Written(rows), uri, S3)
+        (valid,) = storage.get("_SUCCESS").decode().split()
+        assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
+
+
+@pytest.mark.parametrize("job_fails", [True, False])
+def test_a_task_that_ends_after_its_job_leaves_no_answers(tmp_path, job_fails):
+    """Spark does not wait for tasks of a job that failed or was cancelled, nor for speculated ones."""
+    rows, uri, late = [pa.record_batch({"key": ["k"]})], f"sqlite:///{tmp_path}/out.db", []
+
+    class Late(Written):
+        def mapInArrow(self, write, _):  # noqa: N802 - Spark's name
+            late.append(lambda: list(write(iter(self._batches))))
+            return SimpleNamespace(collect=raising(KeyboardInterrupt)) if job_fails else super().mapInArrow(write, _)
+
+    with pytest.raises(KeyboardInterrupt) if job_fails else nullcontext():
+        write_answers(Late(rows), uri, S3)
+    late[0]()
+    if job_fails:
+        check_out(uri, S3)
+        write_answers(Written(rows), uri, S3)
+    with StorageAddress(uri).open() as storage:
         (valid,) = storage.get("_SUCCESS").decode().split()
         assert [info.name for info in storage.list()] == ["_SUCCESS", valid]
 

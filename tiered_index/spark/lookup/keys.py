@@ -6,9 +6,12 @@ one NDJSON or CSV file in each. Spark writes local files.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import pickle
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.errors import InvalidArgument, ObjectExists
+from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageError
 from tiered_index.sources.keys import csv_rows, ndjson_rows
 from tiered_index.sources.places import NDJSON, local_path
 from tiered_index.spark.addresses import StorageAddress
@@ -38,7 +41,7 @@ from tiered_index.spark.frames import (
     times_of_day_written,
 )
 from tiered_index.spark.lookup.plan import LookupPlan, kept, lookups_of, places_of, times_of
-from tiered_index.storage.base import Storage, StorageOptions
+from tiered_index.storage.base import PartInfo, Storage, StorageOptions, UploadHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -196,10 +199,17 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
         # otherwise a repetition would be refused, and another command's answers would be read with them
         with cleaned_up_on_error(partial(_delete_parts, storage, job)):
             with typed_errors(f"writing {out}"):
-                rows = frame.mapInArrow(partial(_write_parts, address=address, job=job), "names string").collect()
-            names = {name for row in rows for name in row[0].split("\n") if name}
-            # a task may have run twice: its other files go before ``_SUCCESS`` names the valid ones
-            _delete_parts(storage, job, names)
+                rows = frame.mapInArrow(partial(_write_parts, address=address, job=job), "sent binary").collect()
+            names: list[str] = []
+            for upload, part in itertools.chain.from_iterable(pickle.loads(row[0]) for row in rows):
+                names.append(upload.name)
+                try:
+                    storage.complete_upload(upload, [part])
+                except ObjectNotFound:  # perhaps completed by this call, if the storage repeated it
+                    storage.head(upload.name)
+        # of tasks that ran twice
+        with contextlib.suppress(StorageError):
+            storage.abort_uploads(job)
         valid = "".join(f"{name}\n" for name in sorted(names)).encode()
         try:
             storage.put_if_absent("_SUCCESS", valid)
@@ -209,23 +219,23 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
                     raise InvalidArgument(f"{out} has the answers of another command: give an empty prefix") from error
 
 
-def _delete_parts(storage: Storage, job: str, valid: Collection[str] = ()) -> None:
-    """Delete the files of a job, except the `valid` ones."""
-    for info in list(storage.list(job)):
-        if info.name not in valid:
-            storage.delete(info.name)
+def _delete_parts(storage: Storage, job: str) -> None:
+    """Delete the files and uploads of a job."""
+    storage.delete_many([info.name for info in storage.list(job)])
+    storage.abort_uploads(job)
 
 
 def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress, job: str) -> Iterator[pa.RecordBatch]:
-    names: list[str] = []
+    """Write files as uploads for the driver to complete, so that a task that ends after its job leaves no file."""
+    sent: list[tuple[UploadHandle, PartInfo]] = []
     attempt = secrets.token_hex(8)
     with address.open() as storage:
         for held in gathered(filter(len, batches), lambda batch: batch.nbytes, _PART_BYTES):
             buffer = io.BytesIO()
             pq.write_table(pa.Table.from_batches(held), buffer)
-            names.append(f"{job}{attempt}-{len(names):05d}.parquet")
-            storage.put(names[-1], buffer.getvalue())
-    yield pa.record_batch({"names": pa.array(["\n".join(names)], pa.string())})
+            upload = storage.begin_upload(f"{job}{attempt}-{len(sent):05d}.parquet")
+            sent.append((upload, storage.upload_part(upload, 1, buffer.getvalue())))
+    yield pa.record_batch({"sent": pa.array([pickle.dumps(sent)], pa.binary())})
 
 
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
