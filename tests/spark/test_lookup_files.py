@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.in_process import Address
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import CorruptFile, DiskFull, InvalidArgument
 from tiered_index.sources.keys import ndjson_rows
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.sources import frame_of
@@ -217,6 +217,15 @@ def test_answers_go_where_they_are_asked_to(spark, tmp_path, kind):
     write_answers(spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1), str(place), S3)
     assert [path.name for path in tmp_path.iterdir()] == [place.name] and (place / "_SUCCESS").exists()
     assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("t", "k")]
+
+
+@pytest.mark.parametrize("kind", ["", ".ndjson"])
+def test_a_local_command_that_fails_can_be_repeated(spark, tmp_path, kind):
+    place, good = f"{tmp_path}/out{kind}", spark.range(3)
+    with pytest.raises(DiskFull):
+        write_answers(good.selectExpr("id", "raise_error('No space left on device')"), place, S3)
+    check_out(place, S3)
+    write_answers(good, place, S3)
 
 
 def test_times_of_day_are_written(spark, tmp_path):

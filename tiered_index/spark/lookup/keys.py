@@ -188,9 +188,11 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
 
     if (place := local_path(out)) is not None:
         try:
-            with times_of_day_written(frame.sparkSession), typed_errors(f"writing {place}"):
+            # Spark leaves an empty folder, and a repetition would be refused
+            with cleaned_up_on_error(place.rmdir), times_of_day_written(frame.sparkSession):
                 writer = frame.write.mode("error")
-                (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
+                with typed_errors(f"writing {place}"):
+                    (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
         except AnalysisException as error:
             raise InvalidArgument(f"answers can't be written to {place}: {error}") from error
         return
