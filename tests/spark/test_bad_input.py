@@ -42,7 +42,7 @@ from tiered_index.spark.build.plan import Census, WindowScale, count_batches
 from tiered_index.spark.build.shards import pack_batches, widened
 from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import cleaned_up
+from tiered_index.spark.frames import cells_of, cleaned_up
 from tiered_index.storage.opening import open_storage
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
@@ -422,6 +422,13 @@ def test_results_that_spark_may_not_collect(spark, tmp_path, config):
     finally:
         limits.remove("spark.driver.maxResultSize")
     assert build(spark, source, storage=uri, config=config).entries == 300
+
+
+def test_records_that_a_column_cannot_hold():
+    assert cells_of(np.arange(3, dtype=np.int32), np.array([0, 2])).to_pylist() == [bytes(4) + b"\1\0\0\0", b"\2\0\0\0"]
+    with pytest.raises(InvalidArgument, match="1,048,576 records of 2,048 bytes"):
+        # memory that is not touched
+        cells_of(np.zeros(1 << 20, "V2048"), np.array([0]))
 
 
 def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tiered_index.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -148,8 +150,14 @@ def arrow_function(function: Callable[..., pa.Array], kind: Any) -> Any:
 
 
 def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
-    """Return runs of records, one from each of `starts` (i64, n) up to the next, as a binary column below 2 GiB."""
+    """Return runs of records, one from each of `starts` (i64, n) up to the next, as a binary column.
+
+    Raises `InvalidArgument` from 2 GiB on.
+    """
     data = np.ascontiguousarray(records)
+    if data.nbytes >= 1 << 31:
+        many = f"{len(data):,} records of {data.dtype.itemsize:,} bytes"
+        raise InvalidArgument(f"{many} do not fit a batch of Spark, which has less than 2 GiB: use fewer keys at once")
     offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]
     return pa.BinaryArray.from_buffers(pa.binary(), len(starts), buffers)
