@@ -4,6 +4,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -334,6 +335,27 @@ def test_a_lookup_that_fails_leaves_no_file_on_the_drivers_disk(spark, copied):
     with pytest.raises(CorruptFile):
         lookup(spark, spark.createDataFrame(ROWS, KEYS), storage=copied)
     assert {*folder.rglob("*")} <= before
+
+
+def test_a_lookup_deletes_the_files_of_earlier_ones_whose_frames_are_freed(spark, index):
+    folder, keys = Path(spark.sparkContext._temp_dir), spark.createDataFrame(ROWS, KEYS)
+    before = {*folder.iterdir()}
+    held = look_up(spark, keys, storage=index, max_count=5)
+    (kept,) = {*folder.iterdir()} - before
+    held.release()
+    freed = look_up(spark, keys, storage=index)
+    (file,) = {*folder.iterdir()} - before - {kept}
+    freed.release()
+    del freed
+    for _ in range(20):
+        gc.collect()
+        spark._jvm.System.gc()
+        look_up(spark, keys, storage=index).release()
+        if not file.exists():
+            break
+    assert kept.exists() and not file.exists()
+    # the first frame does not depend on what was released
+    check(index, [row.asDict() for row in held.frame.select("*").collect()], 5)
 
 
 def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, copied, monkeypatch):

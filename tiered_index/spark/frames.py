@@ -6,7 +6,9 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,25 @@ def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
     shared = spark.sparkContext.broadcast(value)
     with cleaned_up(shared.destroy):
         yield shared
+
+
+# The files of `broadcast_for_frames` on the driver's disk, with Java's weak references to their values
+_files: WeakKeyDictionary[Any, dict[Path, Any]] = WeakKeyDictionary()
+
+
+def broadcast_for_frames(spark: SparkSession, value: Any) -> Any:
+    """Send a value to each executor once; return its handle, which frames need as long as Java keeps them.
+
+    A later call deletes the value's file, if Java has freed these frames. Otherwise the file stays until Spark ends.
+    """
+    context: Any = spark.sparkContext
+    files = _files.setdefault(context, {})
+    for file in [file for file, reference in [*files.items()] if reference.get() is None]:
+        file.unlink(missing_ok=True)
+        files.pop(file, None)
+    shared = context.broadcast(value)
+    files[Path(shared._path)] = context._jvm.java.lang.ref.WeakReference(shared._jbroadcast)
+    return shared
 
 
 @contextlib.contextmanager

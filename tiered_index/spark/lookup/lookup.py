@@ -26,7 +26,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import cleaned_up_on_error, rows_kept_singly
+from tiered_index.spark.frames import broadcast_for_frames, cleaned_up_on_error, rows_kept_singly
 from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.answers import (
     STATUSES,
@@ -169,7 +169,7 @@ def look_up(
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
             plan = make_plan(log.state, lost=lost)
             plan = replace(plan, asked=census.asked(plan.kept_from))
-            shared = spark.sparkContext.broadcast(plan)
+            shared = broadcast_for_frames(spark, plan)
             # otherwise the plan's file stays on the driver's disk until Spark ends
             with cleaned_up_on_error(shared.destroy):
                 kept, reports = _search(spark, census.lots, shared, address, progress)
