@@ -11,6 +11,7 @@ import io
 import itertools
 import pickle
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -187,14 +188,18 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
     from pyspark.errors import AnalysisException
 
     if (place := local_path(out)) is not None:
+        # so that a repetition is not refused after an error, or an end of this process
+        new = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
-            # Spark leaves an empty folder, and a repetition would be refused
-            with cleaned_up_on_error(place.rmdir), times_of_day_written(frame.sparkSession):
+            with cleaned_up_on_error(partial(shutil.rmtree, new)), times_of_day_written(frame.sparkSession):
                 writer = frame.write.mode("error")
                 with typed_errors(f"writing {place}"):
-                    (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
+                    (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{new}")
+                new.rename(place)
         except AnalysisException as error:
             raise InvalidArgument(f"answers can't be written to {place}: {error}") from error
+        except OSError as error:
+            raise InvalidArgument(f"answers can't be written to {place}: {error.strerror}") from error
         return
     address, job = StorageAddress(out, s3), f"part-{secrets.token_hex(4)}-"
     with address.open() as storage:
