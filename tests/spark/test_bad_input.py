@@ -405,7 +405,7 @@ def test_a_build_whose_task_finds_no_room_on_its_disk(spark, tmp_path, config):
             yield batch
 
     full = frame.mapInArrow(spilling, frame.schema)
-    with pytest.raises(DiskFull, match=r"temporary disk of an executor is full.*spark\.local\.dir.*TMPDIR") as caught:
+    with pytest.raises(DiskFull, match=r"disk of an executor is full.*spark\.local\.dir.*TMPDIR") as caught:
         build(spark, full, storage=uri, mode="replace", config=config)
     assert caught.value.exit_code == 7
     assert (states(uri).number, total(uri), sweep(uri)) == (before, 300, 0)

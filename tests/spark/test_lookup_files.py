@@ -239,7 +239,7 @@ def test_a_local_command_that_is_cancelled_can_be_repeated(spark, tmp_path):
 @pytest.mark.parametrize("kind", ["", ".ndjson"])
 def test_a_local_command_that_fails_can_be_repeated(spark, tmp_path, kind):
     place, good = f"{tmp_path}/out{kind}", spark.range(3)
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFull, match=r"disk of an executor is full.*TMPDIR and a local --out more room"):
         write_answers(good.selectExpr("id", "raise_error('No space left on device')"), place, S3)
     check_out(place, S3)
     write_answers(good, place, S3)

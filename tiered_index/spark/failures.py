@@ -25,7 +25,7 @@ def typed_errors(what: str) -> Iterator[None]:
     """Raise Spark's error of a failed job as an error of this package, if it is one; `what` names the job.
 
     A task's error of this package keeps class and text. Lost executors and the end of Java are `StorageUnavailable`, a
-    full temporary disk is `DiskFull`, too large results are `ConfigError`. Other errors pass unchanged.
+    full disk is `DiskFull`, too large results are `ConfigError`. Other errors pass unchanged.
     """
     try:
         yield
@@ -40,8 +40,8 @@ def typed_errors(what: str) -> Iterator[None]:
                 raise _again(kind, found["text"], what) from error
         if _NO_ROOM in text:
             raise DiskFull(
-                f"{what}: a temporary disk of an executor is full: give Spark's local folder (spark.local.dir) and "
-                "TMPDIR more room, and run it again"
+                f"{what}: a disk of an executor is full: give Spark's local folder (spark.local.dir), TMPDIR and a "
+                "local --out more room, and run it again"
             ) from error
         if _RESULTS in text:
             raise ConfigError(
