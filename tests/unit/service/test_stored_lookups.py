@@ -4,8 +4,10 @@ import errno
 import os
 import random
 import shutil
+import tempfile
 import threading
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +28,19 @@ CACHED = {"filter_after_probes": 1, "cache_dir": "cache"}
 
 
 @pytest.fixture(scope="module", params=["files", "tables", "rocketmq"])
-def store(request, tmp_path_factory):
+def store(request):
     """The folder of an index, which has its files or window tables in a subfolder."""
     compiled_core()
-    folder = tmp_path_factory.mktemp(request.param)
+    # on a disk: a file system in memory can't tell whether bytes are in memory
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        fill(made, request.param)
+        yield made
+
+
+def fill(folder, kind):
     random_ = random.Random(7)
-    preset = "rocketmq" if request.param == "rocketmq" else "native"
+    preset = "rocketmq" if kind == "rocketmq" else "native"
     uri = (folder / "storage").as_uri()
     settings = {"preset": preset, "slots": 40, "items": 4_000, "max_late_s": 10**9}
     with IndexService.open(root=folder / "root", storage=uri, environment=False, **settings) as index:
@@ -42,9 +51,8 @@ def store(request, tmp_path_factory):
                 index.put(topic, random_.randrange(3), f"k{key}", random_.randrange(10**9), 7, at_ms)
             index.seal()
         index.run_lifecycle()
-    if request.param == "tables":
+    if kind == "tables":
         assert tiered_index.merge(uri, window="1h").tables > 1
-    return folder
 
 
 def told(reader, lookup):
