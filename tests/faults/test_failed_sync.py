@@ -104,12 +104,20 @@ def finish(world):
     world.tidy()
 
 
-@pytest.mark.parametrize("times", [*(pytest.param(times, marks=pytest.mark.slow) for times in (1, 5)), 4])
+# short runs strike every fourth call, long runs others, slow runs each
+LONG = pytest.param(3, 4, marks=pytest.mark.long)
+EACH = pytest.param(1, 1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("times", "first", "step"),
+    [(4, 1, 4), pytest.param(4, *LONG.values, marks=LONG.marks)]
+    + [pytest.param(times, *EACH.values, marks=EACH.marks) for times in (1, 5)],
+)
 @pytest.mark.parametrize("point", POINTS)
-def test_it_heals_without_a_restart(make_world, point, times):
+def test_it_heals_without_a_restart(make_world, point, times, first, step):
     struck = 0
-    # short runs strike every second call, long runs each
-    for nth in range(1, MOST, 2 if times == 4 else 1):
+    for nth in range(first, MOST, step):
         world, disk = make_world(), ForgetfulDisk()
         world.open(disk)
         disk.fail_at(POINTS[point], nth=nth, times=times)
@@ -124,11 +132,11 @@ def test_it_heals_without_a_restart(make_world, point, times):
     assert 0 < struck < MOST - 1
 
 
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "step"), [(1, 4), LONG, EACH])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_power_cut_after_it_loses_nothing_that_was_confirmed(make_world, point, step):
+def test_a_power_cut_after_it_loses_nothing_that_was_confirmed(make_world, point, first, step):
     struck = 0
-    for nth in range(1, MOST, step):
+    for nth in range(first, MOST, step):
         world, disk = make_world(), ForgetfulDisk()
         world.open(disk)
         disk.fail_at(POINTS[point], nth=nth, times=1 + nth % 3)

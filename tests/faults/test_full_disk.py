@@ -10,23 +10,25 @@ import pytest
 from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable, TieredIndexError
 
-# in short runs every fourth call fails in one way, in long runs each in both ways
-SHORT: dict[tuple[int, int], Any] = {(errno.ENOSPC, 0): (), (errno.EIO, 4): pytest.mark.long}
+# in short runs every 16th call fails in one way, in long runs others, in slow runs each in both ways
+STEP = 16
+SHORT: dict[tuple[int, int], Any] = {(errno.ENOSPC, 0): ()}
+SHORT |= dict.fromkeys([(errno.ENOSPC, 8), (errno.EIO, 4), (errno.EIO, 12)], pytest.mark.long)
 
 
 @pytest.mark.parametrize(
     ("error", "first"),
     [
         pytest.param(error, first, marks=SHORT.get((error, first), pytest.mark.slow))
-        for error in (errno.ENOSPC, errno.EIO) for first in range(8)
+        for error in (errno.ENOSPC, errno.EIO) for first in range(STEP)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_failing_call_loses_nothing(make_world, first, error, times):
     expected = DiskFull if error == errno.ENOSPC else StorageUnavailable
-    for number in range(1 + first, 400, 8 * times):
+    for number in range(1 + first, 400, STEP * times):
         world, disk = make_world(), FaultDisk()
-        disk.fail(nth=number, times=times, error=error, torn=number // 8 % 2 == 0)
+        disk.fail(nth=number, times=times, error=error, torn=number // STEP % 2 == 0)
         try:
             try:
                 world.open(disk)
