@@ -1,4 +1,4 @@
-"""Forty runs of the simulation; 10,000 as a slow test. A run is a function of its seed."""
+"""Ten runs of the simulation, forty as a long test, 10,000 as a slow test. A run is a function of its seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pyte
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(20, id="few"),
+        pytest.param(10, id="few"),
         pytest.param(40, id="more", marks=pytest.mark.long),
         pytest.param(100, id="short", marks=pytest.mark.slow),
         pytest.param(10_000, id="long", marks=pytest.mark.slow),
