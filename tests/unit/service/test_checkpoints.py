@@ -188,10 +188,10 @@ def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_reques
 def test_two_processes_do_not_rely_on_whole_checkpoints_that_the_other_has_deleted(share):
     """A writer and a job append in turn. Then the job ends."""
     storage = MemoryStorage()
-    log = a_log(storage, objects=600, at_once=200)
+    log = a_log(storage, objects=400, at_once=200)
     job = open_log(storage)
-    for n in range(160):
-        one = job if n % (share + 1) and n < 120 else log
+    for n in range(120):
+        one = job if n % (share + 1) and n < 90 else log
         publish(one, EPOCH, (an_object(1000 + n),))
         state, requests = opened(storage)
         assert state == one.state

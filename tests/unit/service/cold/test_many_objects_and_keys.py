@@ -18,7 +18,7 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
-_OBJECTS = 10_000
+_OBJECTS = 4_000
 _FILES, _ENTRIES, _KEYS = 50, 3_000, 500
 
 
