@@ -35,7 +35,8 @@ def write(store, start, stop):
     return [one.offset for one in put]
 
 
-def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
+@pytest.mark.parametrize("turns", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_kill_9_of_either_side_while_messages_come(start, tmp_path, turns):
     """After a kill of either side at any moment, every final answer equals a scan of the commit log. The seed is
     printed on failure.
     """
@@ -45,7 +46,7 @@ def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
     (store / "commitlog").mkdir(parents=True)
     writing, follower = start.broker(store, 10**6), start.follower(store, root)
     killed = []
-    for side in ("follower", "broker", "follower", "broker"):
+    for side in ("follower", "broker") * turns:
         assert writing.stdout is not None
         for _ in range(moments.randrange(3, 12)):
             assert writing.stdout.readline(), f"seed {seed}: the broker ended by itself"
@@ -58,9 +59,9 @@ def test_kill_9_of_either_side_while_messages_come(start, tmp_path):
             writing.kill()
             writing.wait(LIMIT_S)
             killed.append(writing.returncode)
-            writing = start.broker(store, 10**6 if len(killed) < 4 else 400)
+            writing = start.broker(store, 10**6 if len(killed) < 2 * turns else 800)
     assert writing.wait(LIMIT_S) == 0
-    assert killed == [-signal.SIGKILL] * 4
+    assert killed == [-signal.SIGKILL] * 2 * turns
     batches = list(CommitLogReader(store / "commitlog").batches())
     last = follower
     wait_until(lambda: last.position == batches[-1].end, f"seed {seed}: the follower is at the end")
