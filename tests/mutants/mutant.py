@@ -102,7 +102,7 @@ def _parsed(text: str) -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDe
                 if not isinstance(child, ast.ClassDef):
                     found.append((prefix + child.name, child))
                 walk(child, f"{prefix}{child.name}.")
-            else:
+            elif not isinstance(child, ast.expr):  # an expression has no functions
                 walk(child, prefix)
 
     walk(ast.parse(text), "")
