@@ -27,7 +27,8 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import Explain
 
-SIZES = (1, 10, 100)
+MANY = 40
+SIZES = (1, 10, MANY)
 
 
 class Wire:
@@ -116,7 +117,7 @@ def test_explain_has_the_requests_on_the_wire(wire: Wire, files: int) -> None:
         for key, each in zip(keys, many, strict=True):
             right(made, each, key)
         assert 0 < check(wire, many.explain) <= files
-    if files == 100:
+    if files == MANY:
         return
     with wire.reader(files) as reader:
         many = reader.query_many([Lookup(topic="t", key=key, max_count=1000) for key in keys])
@@ -127,31 +128,31 @@ def test_explain_has_the_requests_on_the_wire(wire: Wire, files: int) -> None:
 
 
 def test_an_index_of_many_files_is_opened_by_three_requests(wire: Wire) -> None:
-    with IndexReader.open(wire.uri(100)):
+    with IndexReader.open(wire.uri(MANY)):
         requests, _ = wire.told()
         assert requests <= 3
 
 
 @pytest.mark.parametrize("max_count", [1, 10])
 def test_an_early_stop_is_made_before_the_requests_are(wire: Wire, max_count: int) -> None:
-    """The key is in all of 100 files, newest first."""
-    made = wire.made[100]
-    with wire.reader(100, block_cache_bytes=0) as reader:
+    """The key is in all of many files, newest first."""
+    made = wire.made[MANY]
+    with wire.reader(MANY, block_cache_bytes=0) as reader:
         for each in (2, 1):
             answer = reader.query("t", "all", max_count=max_count)
             assert [Answer.of(item) for item in answer] == made.expected("t", "all")[:max_count]
             assert answer.status == "truncated"
             assert check(wire, answer.explain) == each * max_count
-        assert answer.explain.files_skipped == 100 - max_count
+        assert answer.explain.files_skipped == MANY - max_count
 
 
 def test_abandoned_searches_send_no_more_requests(wire: Wire, tmp_path: Path) -> None:
     """The key is in some files only. Searches run ahead, and the report includes their requests up to the answer."""
-    made = wire.made[100]
+    made = wire.made[MANY]
     chosen = random.Random(3)
-    with wire.reader(100, query_threads=16) as reader:
+    with wire.reader(MANY, query_threads=16) as reader:
         for _ in range(3):
-            file = chosen.randrange(100)
+            file = chosen.randrange(MANY)
             answer = reader.query("t", f"k{file}-{chosen.randrange(11)}", max_count=1)
             explained = answer.explain.requests
             assert [Answer.of(item) for item in answer] == made.expected("t", _key(made, answer))[:1]
