@@ -241,7 +241,10 @@ def erase_by_key(to, key="k-3"):
 # short runs fail every second call before it acts, and the others after they acted
 @pytest.mark.parametrize(
     ("when", "first"),
-    [("before", 1), ("after", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in (("before", 2), ("after", 1)))],
+    [
+        *(("before", 1), ("after", 2)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("before", 2), ("after", 1))),
+    ],
 )
 def test_a_storage_that_fails_at_any_call_leaves_each_message_as_it_was_or_erased(life, when, first):
     local, _, messages = life
