@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -155,6 +156,25 @@ def open_consumer(settings: Mapping[str, str], **more: Any) -> Any:
         raise ConfigError(f"--kafka: {reason}") from None
 
 
+_admins: list[Any] = []
+_admins_lock = threading.Lock()
+
+
+def _kept(admin: Any) -> Any:
+    """Return a new client for questions. It ends in a thread that calls this later, once only this list refers to it.
+
+    Garbage collection may run in a thread of librdkafka. If it ended the client there, the process would abort.
+    """
+    with _admins_lock:
+        # the list and the call refer to each
+        unused = [at for at in range(len(_admins)) if sys.getrefcount(_admins[at]) == 2]
+        ended = [_admins.pop(at) for at in reversed(unused)]
+        _admins.append(admin)
+    # outside of the lock, because the end of a client takes time
+    ended.clear()
+    return admin
+
+
 def ask_ids(admin: Any, cluster: Any, topics: Iterable[str]) -> dict[str, Future[Any]]:
     """Ask for the ids of topics; `id_in` reads an answer. `cluster` is the metadata: without a controller nothing is
     asked.
@@ -267,7 +287,7 @@ class KafkaBroker:
     def admin(self) -> Any:
         """The client for questions, which logs nothing."""
         self._idle.append(self._consumer())  # it checks the settings
-        return kafka.admin.AdminClient({**self.settings, "log_level": 0})
+        return _kept(kafka.admin.AdminClient({**self.settings, "log_level": 0}))
 
     def _consumer(self) -> Any:
         with contextlib.suppress(IndexError):
