@@ -37,6 +37,6 @@ print("ended")
 @pytest.mark.parametrize("closes", [True, False])
 def test_garbage_collection_in_a_thread_of_a_client_aborts_nothing(closes):
     run = subprocess.run(
-        [sys.executable, "-c", f"closes = {closes}\n{PROGRAM}"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", f"closes = {closes}\n{PROGRAM}"], capture_output=True, text=True, timeout=120
     )
     assert (run.returncode, run.stdout) == (0, "ended\n"), run.stderr[-2000:]
