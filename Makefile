@@ -102,7 +102,11 @@ compiled: $(VENV)/.stamp-test
 ready: $(VENV)/.stamp-test
 	@$(MAKE) --no-print-directory -j 3 lint $(VENV)/spark-classes.jsa compiled
 
+# The tests make tens of thousands of files, which takes minutes on a disk. `make test-long` and `make test-all` use the disk.
+ROOM = $(shell if [ -w /dev/shm ] && [ "$$(df -k --output=avail /dev/shm | tail -1)" -gt 2097152 ]; then echo /dev/shm; fi)
+
 # the lint has checked the prose
+test: export PYTEST_DEBUG_TEMPROOT = $(ROOM)
 test: ready ## run every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
 

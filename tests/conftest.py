@@ -10,7 +10,6 @@ import functools
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -56,22 +55,6 @@ def _sync_nothing(descriptor: int) -> None:
 
 # tens of thousands of real syncs took a quarter of the suite's time
 os.fsync = os.fdatasync = _sync_nothing
-
-
-_MEMORY = Path("/dev/shm")
-
-
-def _folders_in_memory() -> None:
-    """Let pytest make the folders of tests in memory, if there is room for all of them.
-
-    The suite makes tens of thousands of files, and no test cuts real power. A name of another folder in the
-    environment has precedence.
-    """
-    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 << 30:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
-
-
-_folders_in_memory()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
