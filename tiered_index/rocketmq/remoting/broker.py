@@ -1,9 +1,9 @@
 """A read-only name server and broker: answers RocketMQ's requests from an index and archived segments.
 
 It acts as one broker of one cluster with every topic of the index. Messages are sent as they are stored. A message that
-no longer exists is left out, as by a broker that has deleted it, and the remark counts it. If a message is damaged or
-can't be read, the response is an error, never a shorter answer. Remarks have no path, object or storage; the log has
-them, and is throttled. Threads: any.
+no longer exists or is damaged is left out, and the remark counts it: it hides no other message. If all that is left is
+damage, the response is an error. So it is if the storage does not answer, because the next request may find all.
+Remarks have no path, object or storage; the log has them, and is throttled. Threads: any.
 """
 
 from __future__ import annotations
@@ -437,13 +437,14 @@ class ReadOnlyBroker:
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
         caller.answer = answer
         caller.withheld += sum(one.withheld for one in answer.messages)
+        messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
         if damaged := [one for one in answer.messages if one.damaged]:
             text = "%s %s: %d of %d messages are damaged; the first one: %s"
             problem = damaged[0].problem
             self.log.log(logging.ERROR, text, topic, key, len(damaged), len(answer.messages), problem)
-            text = f"{len(damaged)} of {len(answer.messages)} messages are damaged; the server's log says why"
-            return request.answered(ResponseCode.SYSTEM_ERROR, text)
-        messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
+            if not messages:
+                text = f"{len(damaged)} of {len(answer.messages)} messages are damaged; the server's log says why"
+                return request.answered(ResponseCode.SYSTEM_ERROR, text)
         if unique and not answer.messages:
             messages, is_damaged = self._of_offset_id(topic, key, caller)
             if is_damaged and not messages:
@@ -459,7 +460,8 @@ class ReadOnlyBroker:
         """Return a text about messages that the response lacks, and log the reasons; None: it lacks none."""
         texts: list[str] = []
         if lacking := [one for one in answered if one.message is None and one.problem != _NO_ROOM]:
-            states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(o.state for o in lacking).items()))
+            counts = Counter("damaged" if one.damaged else one.state for one in lacking)
+            states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
             texts.append(f"{len(lacking)} of {len(answered)} messages are not available: {states}")
             text = "%s %s: %s; the first one: %s"
             self.log.log(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
