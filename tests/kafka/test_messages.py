@@ -16,7 +16,7 @@ from tests.kafka.followed import archive, ingest
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.kafka import open_kafka_messages
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages, parse_place
 from tiered_index.storage.context import RequestContext
@@ -250,17 +250,50 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     assert (wrong.code, "has no Kafka topic 'none'" in wrong.err) == (2, True)
 
 
-def test_a_record_of_a_topic_that_was_deleted_is_expired(index, cluster, servers, producing, topic, monkeypatch):
-    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.5)
+# Kafka's number of the refusal of a topic
+TOPIC_REFUSED = 29
+
+
+def test_no_topic_no_right_no_answer_and_a_deleted_record_are_four_states(
+    index, cluster, servers, producing, topic, monkeypatch
+):
     cluster.create(topic)
     producing.send(topic, sent(9))
     ingest(index, servers, topic)
+    cluster.trim(topic, 0, 3)
+    index.flush()
+    monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
+
+    def state(key="k7", servers=servers):
+        source = messages_of(index, servers)
+        answer = index.messages(topic, key, source=source, allow_partial=True)
+        source.close()
+        (found,) = answer.messages
+        assert found.message is None or found.state == "local"
+        assert answer.to_dict()["messages"][0]["state"] == found.state
+        return found.state, found.problem, type(found.error)
+
+    assert state()[0] == "local"
+    assert state("k1")[0] == "expired"
+    cluster.fail_topic(topic, TOPIC_REFUSED)
+    refused, problem, error = state()
+    assert (refused, error) == ("refused", StorageMisconfigured) and "allow the client's login to READ it" in problem
+    cluster.fail_topic(topic, 0)
     cluster.delete(topic)
+    assert state() == ("no_topic", f"the cluster has no topic {topic}; no archived segment has it", type(None))
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
+    unavailable, problem, error = state(servers="127.0.0.1:1")
+    assert (unavailable, error) == ("unavailable", StorageUnavailable) and "127.0.0.1" not in problem.split(":")[0]
     source = messages_of(index, servers)
-    for _ in range(2):
-        assert source.at(topic, 0, 7).state == "expired"
-    (found,) = index.messages(topic, "k7", source=source).messages
-    assert (found.state, found.message) == ("expired", None)
+    assert source.at(topic, 0, 7).state == "no_topic"
+    source.close()
+
+
+def test_a_partition_that_a_topic_does_not_have_is_named(index, servers, producing, topic):
+    producing.send(topic, sent(9))
+    source = messages_of(index, servers)
+    found = source.at(topic, 99, 7)
+    assert (found.state, f"the topic {topic} has no partition 99" in found.problem) == ("no_topic", True)
     source.close()
 
 

@@ -27,7 +27,7 @@ from tiered_index.errors import (
     install_hint,
 )
 from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.storage.context import check_deadline, remaining_s
+from tiered_index.storage.context import check_deadline
 
 try:
     import confluent_kafka
@@ -258,6 +258,10 @@ class Deleted(Exception):
     """The broker no longer has the offset."""
 
 
+class NoTopic(Exception):
+    """The cluster has no such topic, or the topic no such partition."""
+
+
 class Stopped(StorageUnavailable):
     """The caller was asked to end."""
 
@@ -307,14 +311,24 @@ class KafkaBroker:
         specs = kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest()
         return [self.admin.list_offsets(dict.fromkeys(parts, spec), **options) if parts else {} for spec in specs]
 
-    def range(self, place: Place, stopped: threading.Event | None = None) -> tuple[int, int]:
-        """Return the first offset of a partition, and the offset after its last record. Raises as `asked`."""
+    def range(
+        self, place: Place, stopped: threading.Event | None = None, *, explained: bool = False
+    ) -> tuple[int, int]:
+        """Return the first offset of a partition, and the offset after its last record. Raises as `asked`.
+
+        `explained`: if the cluster can't tell, it is asked for the reason. Then also raises as `check_topic`.
+        """
 
         def ask() -> tuple[int, int]:
             ranges = self.ranges([place])
             while wait(answers_of(ranges), _WAIT_S).not_done:
                 _check_time(where, stopped)
-            return range_in(ranges, place)
+            try:
+                return range_in(ranges, place)
+            except StorageUnavailable:
+                if explained:
+                    self.check_topic(place, stopped)
+                raise
 
         return asked(where := "{}/{}".format(*place), ask, TIMEOUT_S, stopped)
 
@@ -329,6 +343,26 @@ class KafkaBroker:
             return id_in(answers[topic]) if answers else ""
 
         return asked(topic, ask, TIMEOUT_S, stopped)
+
+    def check_topic(self, place: Place, stopped: threading.Event | None = None) -> None:
+        """Raise `NoTopic` if the cluster has no such partition, `StorageMisconfigured` if the login may not see it.
+
+        A list of all topics leaves out those that the login may not see. A question by name tells the two apart.
+        """
+        (topic, partition), names = place, kafka.TopicCollection([place[0]])
+        answer = self.admin.describe_topics(names, request_timeout=STEP_S)[topic]
+        while wait([answer], _WAIT_S).not_done:
+            _check_time(topic, stopped)
+        try:
+            numbers = {one.id for one in answer.result().partitions}
+        except kafka.KafkaException as error:
+            if error.args[0].name() in MISSED:
+                raise NoTopic(f"the cluster has no topic {topic}") from None
+            if isinstance(found := error_of(error.args[0], topic), StorageMisconfigured):
+                raise found from error
+            return
+        if partition not in numbers:
+            raise NoTopic(f"the topic {topic} has no partition {partition}")
 
     def records(
         self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
@@ -364,29 +398,24 @@ class KafkaBroker:
                 self._idle.append(consumer)
 
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
-        """Return the record at a place; None: the log has none there. Raises `Deleted`, and as `asked`.
+        """Return the record at a place; None: the log has none there. Raises `Deleted`, `NoTopic`, and as `asked`.
 
-        If a partition's broker is away, calls for the partition in the next seconds raise the same error at once.
+        If a partition can't be read, calls for the partition in the next seconds raise the same error at once.
         """
         place, where = (topic, partition), f"{topic}/{partition}"
         until_s, known = self._away.get(place, (0.0, Deleted()))
         if time.monotonic() < until_s:
             raise type(known)(str(known))
         try:
-            begin, end = self.range(place)
+            begin, end = self.range(place, explained=True)
             if offset < begin:
                 raise Deleted(f"the log of {where} begins at offset {begin:,}")
             with contextlib.closing(self.records(place, offset, min(offset + 1, end))) as records:
                 return next(records, None)
-        except StorageUnavailable as error:
+        except (StorageUnavailable, StorageMisconfigured, NoTopic) as error:
             check_deadline(f"reading {where}")  # with more time it might have answered
-            found: Exception = error
-            left_s = STEP_S if (left := remaining_s()) is None else min(STEP_S, max(left, 0.0))
-            with contextlib.suppress(kafka.KafkaException):
-                if topic not in self.admin.list_topics(timeout=left_s).topics:
-                    found = Deleted(f"the cluster has no topic {topic}")
-            self._away[place] = time.monotonic() + _AWAY_S, found
-            raise found from None
+            self._away[place] = time.monotonic() + _AWAY_S, error
+            raise
 
     def close(self) -> None:
         """Leave the cluster. A client that reads now leaves it after its records."""

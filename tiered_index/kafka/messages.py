@@ -12,10 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageError,
+    StorageMisconfigured,
+    StorageUnavailable,
+)
 from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
 from tiered_index.kafka.archive import keys_of_file, records_of
-from tiered_index.kafka.client import Deleted, KafkaBroker
+from tiered_index.kafka.client import Deleted, KafkaBroker, NoTopic
 from tiered_index.kafka.keys import FUNCTION, KeyFunction, Keys
 from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
@@ -133,7 +141,14 @@ class KafkaMessages:
         except Deleted as error:
             search.state = "expired"
             search.problems.append(f"the broker has deleted it: {error}")
+        except NoTopic as error:
+            search.state = "no_topic"
+            search.problems.append(str(error))
         except (CorruptFile, StorageError, BudgetExceeded) as error:
+            if isinstance(error, StorageMisconfigured):
+                search.state = "refused"
+            elif isinstance(error, StorageUnavailable):
+                search.state = "unavailable"
             search.problems.append(str(error))
             search.error = error if not isinstance(error, CorruptFile) else None
         else:
@@ -148,7 +163,8 @@ class KafkaMessages:
         for store in _logs_of(state, topic, partition):
             if (segment := state.segment_holding(store, offset)) is None:
                 if offset < state.expired.segments.get(store, 0):
-                    search.state = "expired"
+                    # what only the broker could tell stays open
+                    search.state = "expired" if search.error is None else search.state
                     search.problems.append(f"it has expired in the archive of {store}")
                 continue
             search.read_from = segment.name

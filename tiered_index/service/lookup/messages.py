@@ -22,13 +22,16 @@ from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_u
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import MAX_TIMESTAMP_MS, Answer, Explain, FileReport, IndexItem, Lookup, Provenance, QueryResult
 
-MessageState = Literal["local", "archived", "expired", "erased", "missing"]
+MessageState = Literal["local", "archived", "expired", "erased", "no_topic", "refused", "unavailable", "missing"]
 """The state of a message:
 
 - ``local``: read from the source's own files.
 - ``archived``: read from an archived segment.
 - ``expired``: the source has deleted it, and no archived segment has it.
 - ``erased``: an erasure overwrote it in its archived segment, or left it out.
+- ``no_topic``: the source has no such topic or partition, and no archived segment has it.
+- ``refused``: the source does not let the caller read it, and no archived segment has it.
+- ``unavailable``: the source can't be read now, and no archived segment has it. Trying again may help.
 - ``missing``: it should exist, but it does not, is damaged, or could not be read.
 """
 
@@ -58,7 +61,7 @@ class Fetched:
     """The message of one entry or offset, or the reason why there is none.
 
     - `item`: the entry; None for an offset.
-    - `state`: ``local``, ``archived``, ``expired``, ``erased`` or ``missing``.
+    - `state`: a `MessageState`.
     - `message`: set if the state is ``local`` or ``archived``.
     - `carries_key`: False: the message has another key or topic with an equal hash.
     - `read_from`: path or object name that was read, or tried last.
