@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # Tests start many processes. If the environment forbids compiled files, each process would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-numpy test-long test-all test-cluster test-lowest test-native test-s3 chaos test-brokers mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -108,13 +108,13 @@ ROOM = $(shell if [ -w /dev/shm ] && [ "$$(df -k --output=avail /dev/shm | tail 
 # the lint has checked the prose
 test: export PYTEST_DEBUG_TEMPROOT = $(ROOM)
 test: ready ## run every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
 
 test-numpy: $(VENV)/.stamp-test ## run the tests of `make test` without the compiled core, as on a machine without a C compiler
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3" --numpy --ignore tests/unit/test_prose.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long and not real_s3 and not brokers" --numpy --ignore tests/unit/test_prose.py $(PYTEST_ARGS)
 
 test-long: $(VENV)/.stamp-test ## run the tests that `make test` leaves out: whole programs, the console's pages, further backends and faults
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long and not brokers" --durations=15 $(PYTEST_ARGS)
 
 # a separate virtualenv
 LOWEST := $(VENV)-lowest
@@ -140,7 +140,7 @@ test-native: $(VENV)/.stamp-test ## run the compiled core under AddressSanitizer
 NATIVE_ARGS ?=
 
 test-all: ready ## run `make test` and `make test-long`, the slow soaks, more examples of Hypothesis, and the mutants
-	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3 and not brokers" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
 # for example -k journal
@@ -151,6 +151,15 @@ mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one 
 
 test-s3: $(VENV)/.stamp-test ## run tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)
+
+# Maven fetches the brokers' jars once, into build/brokers. Kafka's tests are one worker's, RocketMQ's another's.
+test-brokers: $(VENV)/.stamp-test ## run tests on real brokers of Kafka and RocketMQ, started for them (needs Maven and Java)
+	@missing=$$($(BIN)/python -m tests.brokers.jars); \
+	if [ -n "$$missing" ]; then \
+		echo "test-brokers: no test was run: $$missing" >&2; \
+		[ -z "$${TIERED_INDEX_TEST_REQUIRE_BROKERS:-}" ]; exit; \
+	fi; \
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m brokers tests/brokers --durations=15 $(PYTEST_ARGS)
 
 MINUTES ?= 10
 CHAOS_ARGS ?=

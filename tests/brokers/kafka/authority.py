@@ -1,0 +1,48 @@
+"""A private certificate authority, and a broker's certificate of it for 127.0.0.1."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+class Authority:
+    """`certificate_file` is what clients trust, `server_file` has a broker's key and certificates. Both are PEM."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        own_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        own_name, server_name = (
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("tests of brokers", "127.0.0.1")
+        )
+        own = _builder(own_name, own_name, own_key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        server = _builder(server_name, own_name, server_key).add_extension(address, False)
+        certificates = [
+            one.sign(own_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM) for one in (own, server)
+        ]
+        private = server_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        self.certificate_file, self.server_file = folder / "authority.pem", folder / "server.pem"
+        self.certificate_file.write_bytes(certificates[0])
+        self.server_file.write_bytes(private + certificates[1] + certificates[0])
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+    )

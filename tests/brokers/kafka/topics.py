@@ -1,0 +1,110 @@
+"""Topics of a real cluster: what makes and changes them, and a plain consumer, the oracle of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
+
+from tests.support.hanging import until
+from tiered_index.kafka.record import KafkaRecord, TimestampType
+
+_WAIT_S = 30.0
+
+
+class Topics:
+    """Makes and changes topics, and reads them. Each call returns when the cluster has done it."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+    def create(self, topic: str, partitions: int = 1, replicas: int = 1, **config: object) -> None:
+        """Make a topic; `config` has its settings, with `_` for each dot."""
+        settings = {name.replace("_", "."): str(value) for name, value in config.items()}
+        made = self.admin.create_topics([NewTopic(topic, partitions, replicas, config=settings)])
+        made[topic].result(_WAIT_S)
+        until(lambda: self._partitions(topic) == partitions, every_s=0.02)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        self.admin.delete_topics([topic])[topic].result(_WAIT_S)
+        until(lambda: self._partitions(topic) == 0, every_s=0.02)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic so many partitions."""
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_WAIT_S)
+        until(lambda: self._partitions(topic) == partitions, every_s=0.02)
+
+    def configure(self, topic: str, **config: object) -> None:
+        """Change settings of a topic."""
+        changes = [
+            ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
+        self.admin.incremental_alter_configs([resource])[resource].result(_WAIT_S)
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Delete the records of partitions before an offset each."""
+        offsets = [confluent_kafka.TopicPartition(topic, number, offset) for number, offset in before.items()]
+        for answer in self.admin.delete_records(offsets).values():
+            answer.result(_WAIT_S)
+
+    def _partitions(self, topic: str) -> int:
+        found = self.admin.list_topics(timeout=10).topics.get(topic)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+    def range(self, topic: str, partition: int = 0) -> tuple[int, int]:
+        """Return the first offset of a partition, and its high watermark."""
+        reader = self._reader()
+        try:
+            low, high = reader.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=10)
+        finally:
+            reader.close()
+        return low, high
+
+    def _reader(self, **settings: object) -> Any:
+        fixed = {"group.id": "oracle", "enable.partition.eof": True, "enable.auto.commit": False, "log_level": 0}
+        chosen = {"auto.offset.reset": "earliest", "fetch.message.max.bytes": 30_000_000}
+        return confluent_kafka.Consumer({"bootstrap.servers": self.servers, **fixed, **chosen, **settings})
+
+    def records(self, topic: str, isolation: str = "read_committed") -> list[KafkaRecord]:
+        """Return the records of a topic as a plain consumer reads them, by partition and offset."""
+        reader = self._reader(**{"isolation.level": isolation})
+        partitions = range(self._partitions(topic))
+        reader.assign(
+            [confluent_kafka.TopicPartition(topic, number, confluent_kafka.OFFSET_BEGINNING) for number in partitions]
+        )
+        found, ended = list[KafkaRecord](), set[int]()
+        try:
+            while len(ended) < len(partitions):
+                for message in reader.consume(10_000, 0.1):
+                    if message.error() is None:
+                        found.append(_record(message))
+                    elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                        ended.add(message.partition())
+        finally:
+            reader.close()
+        return sorted(found, key=lambda one: (one.partition, one.offset))
+
+
+def _record(message: Any) -> KafkaRecord:
+    clock, time_ms = message.timestamp()
+    return KafkaRecord(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+        None if clock == confluent_kafka.TIMESTAMP_NOT_AVAILABLE else time_ms,
+        TimestampType(clock),
+    )
+
+
+def places_of(records: Iterable[KafkaRecord], key: bytes) -> set[tuple[int, int]]:
+    """Return partition and offset of each record with a key."""
+    return {(one.partition, one.offset) for one in records if one.key == key}
