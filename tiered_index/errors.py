@@ -262,9 +262,12 @@ def error_named(name: str) -> type[TieredIndexError]:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean ...?" with `prefix` and the known name nearest to `name`; empty if none is near."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {prefix + near[0]!r}?" if near else ""
+    """Return "; did you mean ...?" with `prefix` and the known name nearest to `name`, whose case may differ; empty if
+    none is near.
+    """
+    folded = {one.strip().casefold(): one for one in known}
+    near = difflib.get_close_matches(name.strip().casefold(), folded, 1)
+    return f"; did you mean {prefix + folded[near[0]]!r}?" if near else ""
 
 
 def install_hint(extra: str) -> str:

@@ -217,6 +217,7 @@ class EraseOptions:
         **duration("1h"), help="Time to keep the bytes of removed objects, for running exports and jobs."
     )
     yes: bool = declare(False, "--yes", help="Apply the changes.")
+    allow_none: bool = declare(False, "--allow-none", help="Exit with 0 also if nothing matches.")
 
 
 @dataclass(frozen=True)

@@ -74,20 +74,42 @@ def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
     assert run_here("erase", "--storage", store).code == 2
 
 
-def test_a_topic_that_no_file_has_is_reported(run_here, store):
-    for topic, unknown in (("Orders", True), ("orders", False)):
-        asked = ("erase", "--topic", topic, "--key", "nobody", "--storage", store)
-        planned = run_here(*asked, "--json")
-        assert (planned.code, planned.document["entries"]) == (0, 0)
-        assert planned.document["unknown_topics"] == ([topic] if unknown else [])
-        people = run_here(*asked)
-        hint = "no file that was read has topic 'Orders'; did you mean 'orders'?"
-        assert (hint in people.out + people.err) is unknown
+@pytest.mark.parametrize("topic", ["ORDERS", "orders"])
+def test_an_erasure_that_matches_nothing_says_so(run_here, store, topic):
+    asked = ("erase", "--topic", topic, "--key", "nobody", "--storage", store)
+    for more in ((), ("--now", "--yes")):
+        people = run_here(*asked, *more)
+        # the second of the two is in force after the first one
+        assert (people.code, people.out.split()[:2]) == (1, ["matched", "0"])
+        assert f"nothing matches: no stored entry of topic '{topic}' before " in people.err
+        hint = "no file that was read has topic 'ORDERS'; did you mean 'orders'?"
+        assert (hint in people.err) is (topic == "ORDERS")
+    for more in (("--now", "--yes"), ()):
+        again = run_here(*asked, *more, "--json")
+        assert (again.code, again.document["in_force"], next(iter(again.document))) == (0, True, "matched")
+
+
+def test_none_may_match_if_it_is_allowed(run_here, store):
+    for asked in (("--key", "nobody"), ("--queue", "7", "--before", "2026-01-01")):
+        asked = ("erase", "--topic", "orders", *asked, "--storage", store)
+        assert (run_here(*asked).code, run_here(*asked, "--allow-none").code) == (1, 0)
+
+
+def test_a_key_without_entries_is_named_beside_others(run_here, store):
+    """The likely spellings have entries, and so has the key itself after the time."""
+    asked = ("erase", "--topic", "orders", "--storage", store)
+    for wrong, right in (("K1", "k1"), ("k1x", "k1"), ("1k", "k1"), (" 'k3'", "k3")):
+        one = run_here(*asked, "--key", wrong, "--json")
+        assert (one.code, one.document["matched"], one.document["similar_keys"]) == (1, 0, [right])
+        both = run_here(*asked, "--key", wrong, "--key", "k1", "--json")
+        assert (both.code, both.document["matched"], both.document["unmatched_keys"]) == (1, 10, [wrong])
+    people = run_here(*asked, "--key", "k1", "--before", "2020-01-01")
+    assert people.code == 1 and "later entries have 'k1': see --before" in people.err
 
 
 def test_a_bound_in_seconds_is_asked_about(run_here, store):
     outcome = run_here("erase", "--topic", "orders", "--before", "1700000000", "--storage", store)
-    assert outcome.code == 0, outcome.err
+    assert outcome.code == 1, outcome.err
     assert "the erased range ends at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 sec" in outcome.err
 
 

@@ -12,14 +12,16 @@ from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, likely_seconds, unknown_topic
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, listed
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.erasure.erase import EraseRequest, Erasure
 from tiered_index.service.erasure.erase import erase as erase_index
 from tiered_index.service.root import CACHE
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
-_REMAINS = 1
+_REMAINS = _NOTHING_MATCHES = 1
+# fields of the certificate that people read as remarks
+_AS_REMARKS = ("unknown_topics", "in_force", "unmatched_keys", "later_keys", "similar_keys", "to_do")
 # fields of the certificate that are empty in a plan
 _OF_CHANGES = ("objects_removed", "entries_removed", "deleted", "segments", "log_numbers", "scan", "pending")
 
@@ -50,6 +52,9 @@ def erase(
     Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
     unfinished uploads or staged files may still have bytes; run the command again later. Status remains: objects of the
     index still hold some of the bytes, or can't be read (exit code 1).
+
+    If nothing matches, or a key has no entry, the exit code is 1, and the command names similar keys and topics. --yes
+    records the erasure all the same. Repeating an erasure that is in force needs no match.
 
     With preset rocketmq, entries have no fingerprint. So the command also erases other keys of the topic with the same
     hash.
@@ -87,16 +92,16 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
             cached = CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id)
             cached.forget_unnamed(state.objects)
         costs = index.costs
-    return write_erasure(session.out, done, costs)
+    return write_erasure(session.out, done, costs, allow_none=given.allow_none)
 
 
-def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any]) -> int:
-    """Write the certificate and the next steps; return the exit code."""
+def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any], *, allow_none: bool) -> int:
+    """Write the certificate and the next steps; return the exit code. `allow_none`: nothing needs to match."""
     is_planned = done.status == "planned"
     show(
         out,
         {**done.to_dict(), **costs},
-        without=("asked", "tombstones", "unknown_topics", "to_do", *(_OF_CHANGES if is_planned else ())),
+        without=("asked", "tombstones", *_AS_REMARKS, *(_OF_CHANGES if is_planned else ())),
     )
     # the last second of 9999 ends in a year that no text can state
     until_ms = min(max(stone.before_ms for stone in done.tombstones), MAX_TIMESTAMP_MS)
@@ -105,9 +110,35 @@ def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any]) -> int:
     )
     for topic in done.unknown_topics:
         out.remark(unknown_topic(topic, done.known_topics))
+    for remark in [] if done.matches_all else unmatched(done, format_time(until_ms)):
+        out.remark(remark)
     for step in (*done.to_do, likely_seconds("the erased range", until_ms)):
         if step is not None:
             out.remark(step)
     if is_planned:
         out.remark("nothing was changed: pass --yes to apply")
-    return _REMAINS if done.status == "remains" else 0
+    if done.status == "remains":
+        return _REMAINS
+    return 0 if allow_none or done.matches_all else _NOTHING_MATCHES
+
+
+def unmatched(done: Erasure, until: str) -> list[str]:
+    """Return remarks about a request, or some of its keys, that no entry before the time `until` matches."""
+    topic = f"topic {done.request.topic!r}"
+    if keys := done.unmatched_keys:
+        what = f"no stored entry of {topic} before {until} has {listed([f'key {key!r}' for key in keys], 5)}"
+    else:
+        queue = "" if done.request.queue_id is None else f" in queue {done.request.queue_id}"
+        what = f"no entry of {topic}{queue} before {until} is stored"
+    remarks = [what if done.matched else f"nothing matches: {what}"]
+    if done.later_keys:
+        remarks.append(f"later entries have {listed([repr(key) for key in done.later_keys], 5)}: see --before")
+    if done.similar_keys:
+        remarks.append(f"did you mean {listed([repr(key) for key in done.similar_keys], 5)}? Entries have it")
+    left = "entries that a writer has not uploaded yet were not searched"
+    if done.status == "planned":
+        left += "; archived messages are searched with --now --yes"
+        remarks.append(f"{left}. With --yes the erasure also covers what arrives later")
+    else:
+        remarks.append(f"{left}. The erasure is recorded, and also covers what arrives later: repeat it for its bytes")
+    return remarks

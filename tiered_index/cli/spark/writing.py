@@ -221,4 +221,4 @@ def erase(
     asked = {**asdict(request), "keys": request.keys or None, "grace_s": given.grace, **of_index(config)}
     done, _ = run_job(session, erase_on, spark, yes=True, shard_bytes=shard_bytes, **asked)
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
-    return write_erasure(session.out, done, costs)
+    return write_erasure(session.out, done, costs, allow_none=given.allow_none)

@@ -20,9 +20,11 @@ from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
+from tiered_index.format.schema import Schema
 from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
 from tiered_index.service.erasure.find import FindHidden, Found, find_hidden, find_staged
+from tiered_index.service.erasure.near import in_force, matched, near_keys
 from tiered_index.service.erasure.segments import FindMessages, RewriteSegments, erase_messages
 from tiered_index.service.lifecycle.expiry import groups
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -122,6 +124,11 @@ class Erasure:
     - `request` is the request, `tombstones` are those that hide its entries. `by_hash_alone`: the index has no
       fingerprints, so the hash alone identifies keys.
     - `status` is ``planned``, ``hidden``, ``pending``, ``remains`` or ``erased``.
+    - `matched` counts the entries and archived messages of the request. `in_force`: the log stated the same erasure
+      before, so it may match nothing. If stored objects have nothing of it, `staged` are the objects that no record
+      names yet and that may have some. `unmatched_keys` are keys of the request that neither an earlier erasure nor a
+      stored entry before the time has. Of these `later_keys` have later entries, and `similar_keys` are other
+      spellings that have entries.
     - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
       `entries_removed` entries are gone.
     - `deleted` objects that no record names were deleted, of `deleted_bytes` bytes.
@@ -165,6 +172,21 @@ class Erasure:
     to_do: tuple[str, ...] = field(default=())
     unknown_topics: tuple[str, ...] = ()
     known_topics: frozenset[str] = frozenset()
+    in_force: bool = False
+    staged: tuple[str, ...] = ()
+    unmatched_keys: tuple[str, ...] = ()
+    later_keys: tuple[str, ...] = ()
+    similar_keys: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> int:
+        """Entries and archived messages of the request that were found."""
+        return self.entries + self.messages_erased
+
+    @property
+    def matches_all(self) -> bool:
+        """Whether something was found of the request and of each key, or staged, or an earlier erasure had the rest."""
+        return bool(self.matched or self.in_force or self.staged) and not (self.entries and self.unmatched_keys)
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +196,7 @@ class Erasure:
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as a JSON-ready dict, as `--json` prints it."""
         return {
+            "matched": self.matched,
             "status": self.status,
             "asked": asdict(self.request),
             "tombstones": [stone.to_json() for stone in self.tombstones],
@@ -182,6 +205,10 @@ class Erasure:
             "bytes": self.size_bytes,
             "by_hash_alone": self.by_hash_alone,
             "unknown_topics": list(self.unknown_topics),
+            "in_force": self.in_force,
+            "unmatched_keys": list(self.unmatched_keys),
+            "later_keys": list(self.later_keys),
+            "similar_keys": list(self.similar_keys),
             "collisions": self.collisions,
             "objects_removed": list(self.removed),
             "entries_removed": self.entries_removed,
@@ -258,6 +285,7 @@ def erase(
     if not any(held.may_have_topic for held in found.values()):
         known["unknown_topics"] = (request.topic,)
         known["known_topics"] = frozenset().union(*(held.topics for held in found.values()))
+    known |= _unmatched(storage, begun, request, asked, schema, found, find)
     if not yes:
         _check_bound(begun.expired, Expired(tombstones=stones))
         return Erasure(status="planned", log_number=begun.number, **known)
@@ -302,6 +330,34 @@ def erase(
     left_now: Status = "remains" if known["remaining"] else "pending"
     status: Status = "erased" if not is_left else left_now if now else "hidden"
     return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
+
+
+def _unmatched(
+    storage: Storage,
+    state: LogState,
+    request: EraseRequest,
+    asked: Tombstones,
+    schema: Schema,
+    found: Found,
+    find: FindHidden,
+) -> dict[str, Any]:
+    """Return the fields of the certificate about a request, or keys of it, that no stored entry matches."""
+    held = found.values()
+    known = [in_force(state, stone) for stone in asked]
+    fields: dict[str, Any] = {"in_force": all(known)}
+    lacking = tuple(
+        [
+            key
+            for key, stone, again in zip(request.keys, asked, known, strict=False)
+            if not (again or matched(stone, held))
+        ]
+    )
+    if lacking or not (all(known) or _hidden(found)):
+        if staged := find_staged(storage, asked):
+            return fields | {"staged": tuple(staged)}
+        later, similar = near_keys(storage, state, request.topic, lacking, schema, find) if lacking else ((), ())
+        fields |= {"unmatched_keys": lacking, "later_keys": later, "similar_keys": similar}
+    return fields
 
 
 def check_grace(grace_s: float) -> None:

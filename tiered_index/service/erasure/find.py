@@ -8,6 +8,7 @@ yet, are read as a whole if their topics match a tombstone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
@@ -43,7 +45,8 @@ class ScannedObject:
     """The result for one object: of `looked_at` entries, `hidden` ones are erased.
 
     `may_have_topic` is false if the object's topic table excludes the topics. `topics` are the names in the table.
-    `problem` says why the result is unknown; None: it is known.
+    `keys` are the erased keys that entries have, as hash and fingerprint (None without fingerprints). `problem` says
+    why the result is unknown; None: it is known.
     """
 
     hidden: int = 0
@@ -52,6 +55,7 @@ class ScannedObject:
     problem: str | None = None
     may_have_topic: bool = True
     topics: frozenset[str] = frozenset()
+    keys: frozenset[tuple[int, int | None]] = frozenset()
 
 
 def find_hidden(
@@ -126,10 +130,15 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
         names = dict(trailer.metadata.topics)
         told = Tombstones(tuple([stone for stone in mine if not names or stone.topic in trailer.metadata.topic_names]))
         hidden = looked_at = read_bytes = 0
+        keys: set[tuple[int, int | None]] = set()
         begin_s = trailer.metadata.begin_ms // 1000
         for window, items in scan_runs(source, _runs(trailer, told, bool(names)), _WINDOW_BYTES):
             seconds = items["time_diff_s"].astype(np.int64) + begin_s
-            hidden += int(told.hides(items, seconds, names).sum())
+            gone = items[told.hides(items, seconds, names)]
+            hidden += len(gone)
+            if len(told.hashes):
+                prints = gone["fingerprint"].tolist() if schema.keyed else itertools.repeat(None)
+                keys.update(zip(normal_hashes(gone["key_hash"]).tolist(), prints, strict=False))
             looked_at += len(items)
             read_bytes += sum(run.length for run in window)
     except (CorruptFile, ObjectNotFound) as error:
@@ -137,7 +146,8 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
     problem = None
     if told and not names and any(not stone.hashes for stone in told):
         problem = f"{stored.name} has no topic table: the number of its entries of one topic is unknown"
-    return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), trailer.metadata.topic_names)
+    topics = trailer.metadata.topic_names
+    return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), topics, frozenset(keys))
 
 
 def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:
