@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
-    """Where brokers are required, a skipped test is a failed one."""
+    """Make a skipped test a failed one if brokers are required."""
     report = (yield).get_result()
     if report.skipped and is_required() and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped, and brokers are required here"

@@ -1,4 +1,4 @@
-"""Topics of a real cluster: what makes and changes them, and a plain consumer, the oracle of tests."""
+"""Topics of a real cluster: their changes, and a plain consumer that reads them, the oracle of tests."""
 
 from __future__ import annotations
 
