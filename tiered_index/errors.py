@@ -115,9 +115,19 @@ class StorageUnavailable(StorageError):
 
 
 class StorageMisconfigured(StorageError, ConfigError):
-    """No credentials, no such bucket, access denied, or a server without a guarantee that the engine needs."""
+    """No credentials, no such bucket, access denied, or a storage or disk without an ability that the engine needs.
+
+    `exit_code` is 2 for a missing ability: the place can't be used at any time.
+    """
 
     exit_code = 3
+
+    @classmethod
+    def lacking(cls, message: str) -> StorageMisconfigured:
+        """Return the error for a storage or disk that lacks an ability; `message` names the place and the ability."""
+        error = cls(f"{message}. docs/storages.md lists the abilities that the engine needs")
+        error.exit_code = 2
+        return error
 
 
 class ObjectArchived(StorageMisconfigured):

@@ -39,7 +39,7 @@ from tiered_index.service.cold.path import check_run, missing_error
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
-from tiered_index.storage.disk import absolute_path
+from tiered_index.storage.disk import absolute_path, map_file
 
 # The id of a file or a window table, or the end of one
 _ID = re.compile(rf"(?:[0-9]{{15}}-)?[0-9a-f]{{{SHORT_ID},16}}")
@@ -121,7 +121,7 @@ def _path_bytes(path: Path) -> FileBytes:
     try:
         with path.open("rb") as handle:
             size = path.stat().st_size
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+            data = map_file(handle.fileno(), path.parent) if size else None
     except OSError as error:
         raise disk_error(error, f"reading {path}") from error
 

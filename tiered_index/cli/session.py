@@ -36,7 +36,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
-from tiered_index.storage.disk import Disk, absolute_path
+from tiered_index.storage.disk import DELETED_FOLDER, Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 
 if TYPE_CHECKING:
@@ -315,10 +315,22 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame reports unexpected errors
+        if isinstance(error, FileNotFoundError) and not _has_working_folder():
+            gone = ConfigError(DELETED_FOLDER)
+            _report(session, gone, str(gone), describe_error(gone))
+            return gone.exit_code
         hint = "" if session.debug else " (--debug shows where)"
         _report(session, error, f"unexpected {type(error).__name__}: {error}{hint}", {"exit_code": UNEXPECTED})
         return UNEXPECTED
     return code
+
+
+def _has_working_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _report(session: Session, error: Exception, message: str, details: dict[str, Any]) -> None:

@@ -1,16 +1,19 @@
-"""All operations that change local files (`Disk`), and the check of local paths.
+"""All operations that change local files (`Disk`), locks and maps of files, and the check of local paths.
 
 Tests replace `Disk` to fail, tear or stop at any single call. Any thread; one writer at a time uses a descriptor.
-Raises the system's `OSError`, which callers turn into typed errors.
+Raises the system's `OSError`, which callers turn into typed errors. It is a `LacksAbility` if the file system has no
+such operation, as SMB, FUSE and folders shared with a virtual machine often have not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -63,12 +66,46 @@ class WriteBehind:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
+DELETED_FOLDER = "the working directory was deleted: change to another one, or give absolute paths"
+LOST_AND_FOUND = "lost+found"
+"""Folder at the top of an ext4 disk, in which only root may look."""
 # Prefix of unfinished files: recovery deletes them, listings never show them.
 TEMPORARY_PREFIX = ".tmp-"
 # Files of this size or more are written by a thread of their own
 _LARGE_BYTES = 16 << 20
+# Errors of an operation that a file system does not have
+_ABSENT = {errno.EINVAL, errno.ENODEV, errno.ENOLCK, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP}
+_NO_LINKS = _ABSENT | {errno.EPERM, errno.EMLINK}
 # No write permission for others, whatever the umask
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
+
+
+class LacksAbility(OSError):
+    """The file system has no such operation. `strerror` names the place and the ability."""
+
+
+@contextlib.contextmanager
+def _needed(ability: str, path: object, absent: set[int] = _ABSENT) -> Iterator[None]:
+    """Raise `LacksAbility` if the block fails because the file system of `path` lacks an ability."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in absent:
+            raise
+        problem = f"the file system of {path} has no {ability} ({error.strerror}): use a folder of another one"
+        raise LacksAbility(error.errno, problem) from error
+
+
+def lock_file(descriptor: int, path: object) -> None:
+    """Lock a file for this open descriptor alone (`flock`). Raises `BlockingIOError` if another has it."""
+    with _needed("file locks (flock), which keep a second writer away", path):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def map_file(descriptor: int, path: object, size_bytes: int = 0) -> mmap.mmap:
+    """Return a shared map of a file's first bytes (0: all) for reading."""
+    with _needed("shared maps of files (mmap), through which lookups read local files", path):
+        return mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ)
 
 
 def taken_bytes(status: os.stat_result) -> int:
@@ -121,7 +158,8 @@ class Disk:
         """Make names created in or removed from `folder` durable."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            with _needed("sync of folders (fsync), without which a crash loses new files", folder):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -131,7 +169,8 @@ class Disk:
 
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name. Raises `FileExistsError` if `target` exists (the local put-if-absent)."""
-        os.link(source, target)
+        with _needed("hard links, which put-if-absent needs", target.parent, _NO_LINKS):
+            os.link(source, target)
 
     def unlink(self, path: Path) -> None:
         """Remove a file; a missing file is not an error."""
@@ -209,6 +248,11 @@ def absolute_path(given: str | Path) -> Path:
     shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
     try:
         path = Path(given).expanduser().absolute()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{shown}: {DELETED_FOLDER}") from error
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"not a path of this system: {shown}: {error}") from error
+    try:
         path.stat()
     except PermissionError as error:
         raise StorageMisconfigured(f"{shown}: {error.strerror}: check the permissions of its folders") from error
@@ -217,7 +261,7 @@ def absolute_path(given: str | Path) -> Path:
             # reported by the caller that uses the path
             return path
         raise ConfigError(f"not a path of this system: {shown}: {error.strerror}") from error
-    except (RuntimeError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(f"not a path of this system: {shown}: {error}") from error
     return path
 

@@ -60,7 +60,7 @@ lease-not-asked: a writer claims an index whose lease another writer holds
   + pass
   tests/faults/test_fencing.py::TestFencing::test_a_lease_keeps_others_out_until_it_is_released[file]
 root-lock-shared: two writers may have one root
-  in RootLock._take
+  in lock_file
   - fcntl.LOCK_EX
   + fcntl.LOCK_SH
   tests/faults/test_writers.py::test_a_root_has_one_writer

@@ -1,11 +1,19 @@
 """Each method of the real disk makes the system calls that it promises. Every other test uses a fake disk."""
 
+import errno
+import fcntl
+import mmap
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 
+from tiered_index import IndexService
+from tiered_index.cli.main import run
+from tiered_index.errors import NotAnIndex, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import child_storages, open_storage
 
 
 def test_syncs_reach_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +71,71 @@ def test_a_write_without_progress_is_an_error(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="no progress"):
         disk.pwrite(descriptor, b"x", 0)
     disk.close(descriptor)
+
+
+FAULTS = {
+    "sync of folders": (os, "fsync", errno.EINVAL),
+    "file locks": (fcntl, "flock", errno.ENOLCK),
+    "shared maps": (mmap, "mmap", errno.ENODEV),
+    "hard links": (os, "link", errno.EPERM),
+}
+
+
+@pytest.mark.parametrize("ability", FAULTS)
+def test_a_disk_without_an_ability_is_refused_by_name_and_before_an_index_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ability: str
+) -> None:
+    module, name, number = FAULTS[ability]
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched, pytest.raises(StorageMisconfigured, match=ability) as caught:
+        patched.setattr(module, name, fail)
+        IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/cold", environment=False)
+    assert caught.value.exit_code == pickle.loads(pickle.dumps(caught.value)).exit_code == 2
+    assert "the file system of" in str(caught.value) and "docs/storages.md" in str(caught.value)
+    assert not (tmp_path / "root" / "tiered_index.json").exists()
+    assert not any((tmp_path / "cold" / "log%").glob("*"))
+
+
+def test_a_passing_fault_of_a_disk_is_no_missing_ability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageUnavailable):
+        open_storage(f"file://{tmp_path}/cold").put("a", b"x")
+
+
+def test_the_top_folder_of_a_disk_is_no_root_but_its_indexes_are_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lost+found", "private", "index"):
+        (tmp_path / name).mkdir()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "private" and allowed(path, mode))
+    found = [storage.uri for storage in child_storages(open_storage(f"file://{tmp_path}"))]
+    assert found == [f"file://{tmp_path}/index"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"left out, because this user may not read it: {tmp_path}/private"
+    ]
+    (tmp_path / "private").rmdir()
+    (tmp_path / "index").rmdir()
+    with pytest.raises(NotAnIndex, match=f"subfolder as root, such as {tmp_path}/index"):
+        IndexService.open(root=tmp_path, storage="memory://top", environment=False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["query", "t", "k", "--root", "r"], ["ingest", "/dev/null", "--item-type", "m:C"]]
+)
+def test_a_deleted_working_directory_is_bad_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit) as ended:
+        run([*arguments, "--json"])
+    assert ended.value.code == 2
+    assert "working directory was deleted" in capsys.readouterr().err

@@ -7,7 +7,6 @@ Threads: any. Answers are copies; the map of a deleted file is closed with its l
 from __future__ import annotations
 
 import copy
-import mmap
 import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from tiered_index.service.cold.path import ColdPath, whole_runs
 from tiered_index.service.files.search import FileBytes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root import disk_error
+from tiered_index.storage.disk import map_file
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 Array = npt.NDArray[Any]
@@ -48,7 +48,7 @@ class LocalBytes:
         self.file = str(path)
         try:
             with path.open("rb") as handle:
-                self.data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+                self.data = map_file(handle.fileno(), path.parent)
         except ValueError as error:  # an empty file can't be mapped
             raise CorruptFile(self.file, "empty file", offset=0) from error
         except OSError as error:

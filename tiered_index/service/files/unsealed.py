@@ -37,7 +37,7 @@ from tiered_index.service.answers.rows import PreparedLookup, search_one, select
 from tiered_index.service.catalog.catalog import LocalHandle, label_of, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
-from tiered_index.storage.disk import taken_bytes
+from tiered_index.storage.disk import map_file, taken_bytes
 
 if TYPE_CHECKING:
     from tiered_index.service.answers.validation import Columns
@@ -197,7 +197,7 @@ class UnsealedFile(UnsealedEntries):
     def __init__(
         self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int
     ) -> None:
-        mapped = mmap.mmap(descriptor, journal.layout.unsealed_size, access=mmap.ACCESS_READ)
+        mapped = map_file(descriptor, root.path, journal.layout.unsealed_size)
         super().__init__(root.index_path(UNSEALED, journal.file_id), journal, mapped)
         self._root = root
         self._disk = root.disk
@@ -256,7 +256,7 @@ class UnsealedFile(UnsealedEntries):
         with contextlib.ExitStack() as undo:
             descriptor = root.disk.open_rw(path)
             undo.callback(root.disk.close, descriptor)
-            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            mapped = map_file(descriptor, root.path)
             try:
                 entries = verified_entries(mapped, journal, str(path))
                 table = UnsealedTable(journal.layout, journal.begin_ms)

@@ -7,7 +7,6 @@ confirms them and their CRC32 matches. A search scans their hash column. Threads
 
 from __future__ import annotations
 
-import mmap
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tiered_index.service.files.compacted import CompactedFile, DamagedFile, ope
 from tiered_index.service.files.unsealed import UnsealedEntries
 from tiered_index.service.root import ASIDE, Root, disk_error
 from tiered_index.service.root.files import LIST, FileList, ListedFile
+from tiered_index.storage.disk import map_file
 
 _LOOKS = 20
 # the coarsest resolution of file times in use
@@ -34,7 +34,7 @@ class UnsealedView(UnsealedEntries):
     def __init__(self, path: Path, journal: Journal, state: tuple[int, int, int]) -> None:
         with path.open("rb") as handle:
             try:
-                mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped = map_file(handle.fileno(), path.parent)
             except ValueError as error:
                 raise CorruptFile(str(path), "empty file", offset=0) from error
         super().__init__(path, journal, mapped)

@@ -48,7 +48,15 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, UNSEALED, file_id_of
 from tiered_index.storage.base import Bytes
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
+from tiered_index.storage.disk import (
+    LOST_AND_FOUND,
+    TEMPORARY_PREFIX,
+    Disk,
+    LacksAbility,
+    lock_file,
+    make_path,
+    map_file,
+)
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; created when needed."""
@@ -68,6 +76,8 @@ _log = logging.getLogger(__name__)
 
 def disk_error(error: OSError, what: str) -> TieredIndexError:
     """Return the typed error for a failed call on a local file; `what` names the action, as "reading PATH"."""
+    if isinstance(error, LacksAbility):
+        return StorageMisconfigured.lacking(f"{what}: {error.strerror}")
     message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in _FULL:
         return DiskFull(message)
@@ -207,6 +217,11 @@ class Root:
             found = sorted(os.listdir(self.path))
             strangers = [name for name in found if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
+            if strangers == [LOST_AND_FOUND]:
+                raise NotAnIndex(
+                    f"{self.path} is the top folder of a disk, and has {LOST_AND_FOUND!r}: nothing was changed. Give a "
+                    f"subfolder as root, such as {self.path / 'index'}"
+                )
             if strangers:
                 raise NotAnIndex(
                     f"{self.path} has no tiered_index.json but has {strangers[0]!r}: nothing was changed. Choose an "
@@ -272,13 +287,14 @@ class RootLock:
             self._take(self._file.fileno())
             self._take_folder()
             self._name_holder(self._file.fileno())
+            self._check_maps(self._file.fileno())
         except BaseException:
             self.release()  # else the root would stay locked while the error is referenced
             raise
 
     def _take(self, descriptor: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor, self._path.parent)
         except BlockingIOError as error:
             pid, host, file = None, None, str(self._path)
             with contextlib.suppress(CorruptFile):
@@ -308,6 +324,13 @@ class RootLock:
             _log.warning("cannot write the lock's holder to %s: %s", self._path, error)
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
+
+    def _check_maps(self, descriptor: int) -> None:
+        """Raise `StorageMisconfigured` if files can't be mapped: before an index is created, not at its first file."""
+        # an empty file, of a full disk, can't be mapped anywhere
+        if os.fstat(descriptor).st_size:
+            with disk_errors(f"mapping {self._path}"):
+                map_file(descriptor, self._path.parent).close()
 
     @property
     def place(self) -> str:

@@ -27,7 +27,7 @@ from typing import Literal, TypeAlias
 
 from tiered_index.errors import DiskFull, ObjectExists, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes, ObjectInfo
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, LacksAbility
 
 WORK_FOLDER = ".%work"
 CHUNK = 200
@@ -38,13 +38,14 @@ Kind: TypeAlias = Literal["object", "folder", "chunk"]
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NOT_POSSIBLE = {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EISDIR}
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 # the folder can't be opened, or its file system has no sync of folders
-_NO_SYNC = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.EOPNOTSUPP}
+_NO_SYNC = {*_NOT_ALLOWED, errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def _typed(error: OSError, doing: str) -> StorageError | DiskFull:
     """Return the typed error for `error`."""
+    if isinstance(error, LacksAbility):
+        return StorageMisconfigured.lacking(f"{doing}: {error.strerror}")
     text = f"{doing}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in _FULL:
         return DiskFull(f"{text}: make room or move the storage")
@@ -177,12 +178,6 @@ class DurableFiles:
             self.disk.link(temporary, target)
         except FileExistsError as error:
             raise ObjectExists(name, str(self.root)) from error
-        except OSError as error:
-            if error.errno in _NO_LINKS:
-                raise StorageMisconfigured(
-                    f"{self.root}: the file system makes no hard links, which put-if-absent needs; use another one"
-                ) from error
-            raise
 
 
 def encode(name: str) -> Path:

@@ -49,7 +49,7 @@ from tiered_index.storage.base import (
     check_prefix,
     chosen_uploads,
 )
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, local_path
+from tiered_index.storage.disk import LOST_AND_FOUND, TEMPORARY_PREFIX, Disk, local_path
 from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_regular, encode, typed_errors, walk
 
 _DESCRIPTION = "upload.json"
@@ -81,15 +81,23 @@ class LocalStorage(SizedStorage):
         return cls(local_path(uri, "file:///dir"), disk=disk)
 
     def children(self) -> Iterator[LocalStorage]:
-        """Yield the storages in folders of this one, in order of name; not the folders of its own objects."""
+        """Yield the storages in folders of this one, in order of name; not the folders of its own objects.
+
+        Logs a warning for a folder that this user may not read, and leaves it out.
+        """
         with typed_errors(f"listing {self.folder}"):
             try:
                 names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
             except FileNotFoundError:
                 return
         for name in names:
-            if not name.endswith("%") and not name.startswith("."):
-                yield LocalStorage(self.folder / name, disk=self._disk)
+            if name.endswith("%") or name.startswith(".") or name == LOST_AND_FOUND:
+                continue
+            if not os.access(self.folder / name, os.R_OK | os.X_OK):
+                # folders of others must not make the indexes beside them unusable
+                _log.warning("left out, because this user may not read it: %s", self.folder / name)
+                continue
+            yield LocalStorage(self.folder / name, disk=self._disk)
 
     def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
         """As `Storage.open_now`, by a few system calls. The path is checked for links only once."""
