@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,8 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.kafka import keys as keys_module
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.record import KafkaRecord
+
+ID = uuid.UUID("6f1d2c3b-4a59-4687-9788-112233445566")
 
 
 def record(key=None, value=None, *headers, offset=0) -> KafkaRecord:
@@ -28,10 +32,85 @@ def test_the_key_is_its_text_or_its_hexadecimal_digits():
     assert keys.only_key
 
 
+@pytest.mark.parametrize(
+    ("rule", "data", "text"),
+    [
+        ("key", struct.pack(">q", 42), "0x000000000000002a"),
+        ("key:int64", struct.pack(">q", 42), "42"),
+        ("key:int64", struct.pack(">q", -1), "-1"),
+        ("key:int32", struct.pack(">i", 70_000), "70000"),
+        ("key:int16", struct.pack(">h", -7), "-7"),
+        ("key:float64", struct.pack(">d", 0.1), "0.1"),
+        ("key:float32", struct.pack(">f", 0.1), "0.1"),
+        ("key:uuid", ID.bytes, str(ID)),
+        ("key:uuid", str(ID).upper().encode(), str(ID)),
+        # not of the type: as without it
+        ("key:int64", struct.pack(">i", 42), "0x0000002a"),
+        ("key:uuid", b"order-1", "order-1"),
+    ],
+)
+def test_keys_of_serializers_are_typed_as_one_writes_them(rule, data, text):
+    keys, of_header = Keys((rule,)), Keys((rule.replace("key", "header:id"),))
+    assert keys.take(record(data)) == of_header.take(record(None, None, ("id", data))) == [text]
+    some = keys.plain_keys([data, data])
+    assert some is None or some.to_pylist() == [text, text]
+    assert keys.plain_keys([data, None]) is None
+
+
+def test_a_header_may_have_a_colon_in_its_name():
+    assert Keys(("header:ce:id",)).take(record(None, None, ("ce:id", b"1"))) == ["1"]
+
+
+@pytest.mark.parametrize("key", ["k\t1", "", "x" * 32_768])
+def test_one_key_that_is_no_short_text_leaves_all_to_the_slow_way(key):
+    assert Keys().plain_keys([b"plain", key.encode()]) is None
+    assert Keys().plain_keys([b"plain", b"text"]).to_pylist() == ["plain", "text"]
+
+
+WRITTEN = ["12345678901234567.25", "12345678901234567.75", "10.50", "1E+3", "-0", "0", "-0.0", "4711", "1" * 40]
+
+
+@pytest.mark.parametrize("rule", ["json:order.id", "json:[order.id][0]", "json:order"])
+def test_numbers_of_json_are_keys_as_they_were_written(rule):
+    keys = Keys((rule,))
+    document = '{"order": %s}' if rule == "json:order" else '{"n": 1e400, "order": {"id": %s}}'
+    assert [keys.take(record(None, (document % text).encode())) for text in WRITTEN] == [[text] for text in WRITTEN]
+    assert keys.take(record(None, (document % '["a", 1.50, [-0, true], null]').encode())) == ["a", "1.50", "-0", "true"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"order": {"id": "j"}}',
+        b'\xef\xbb\xbf{"order": {"id": "j"}}',
+        '{"order": {"id": "j"}}'.encode("utf-16"),
+        b'\r\n {"order": {"id": "j"}} \n',
+        b'\0\0\0\0\7{"order": {"id": "j"}}',
+        b'{"order": {"id": "first"}, "order": {"id": "j"}}',
+        b'{"order": {"id": "j"}, "n": NaN}',
+        b'{"half": "\\ud83d", "order": {"id": "j"}}',
+    ],
+)
+def test_json_as_producers_write_it(value):
+    for rule in ("json:order.id", "json:order | id"):
+        keys = Keys((rule,))
+        assert (keys.take(record(None, value)), keys.no_json) == (["j"], 0)
+
+
+def test_plain_paths_agree_with_the_expressions():
+    rules = ("json:a", "json:a.b", "json:a.b.c", 'json:"x y"."no field"', "json:z")
+    values = ["{}", '{"a": 1}', '{"a": {"b": 2}}', '{"a": {"b": {"c": "d"}}}', '{"x y": {"no field": [3, {"c": 1}]}}']
+    values += ['{"a": null, "z": 10.50}', "[1]", '"a"', '{"a": [{"b": 1}]}', '{"a": "t", "z": false}']
+    plain, whole = Keys(rules), Keys((*rules, "json:nothing[0]"))
+    assert plain._fields is not None and whole._fields is None
+    for value in values:
+        assert plain.take(record(None, value.encode())) == whole.take(record(None, value.encode())), value
+
+
 def test_a_null_key_and_an_empty_one_are_counted():
     keys = Keys(("key",))
     assert keys.take(record(None)) == keys.take(record(b"")) == keys.take(record(b"x" * 32_768)) == []
-    assert keys.without_key == 3
+    assert (keys.without_key, keys.too_long) == (2, 1)
     assert keys.take(record(b"x" * 32_767))
 
 
@@ -59,7 +138,7 @@ def test_a_value_that_is_no_json_is_counted_and_named():
     keys.take(record(None, b"[" * 100_000, offset=12))
     assert keys.take(record(None, None)) == []  # a tombstone is no damage
     assert (keys.no_json, keys.without_key) == (13, 14)
-    keys.of(record(None, b"{"))  # asks, and counts nothing
+    keys.of(record(None, b"{"))  # counts nothing
     assert (keys.no_json, keys.without_key) == (13, 14)
     assert keys.no_json_first == [f"orders/3/{n}" for n in range(10)]
 
@@ -108,8 +187,8 @@ def test_arrays_of_more_levels_than_the_stack_of_python(monkeypatch, path, found
     for _ in range(1_200):
         deep = [deep]
     # the parser of Python 3.11 accepts fewer levels
-    monkeypatch.setattr(keys_module, "json", SimpleNamespace(loads=lambda _: {"ids": ["a", *deep, "b"]}))
-    assert Keys((f"json:{path}", "key")).take(record(b"k", b"{}")) == ["k", *found]
+    monkeypatch.setattr(keys_module, "json_numbers", SimpleNamespace(loads=lambda _: {"ids": ["a", *deep, "b"]}))
+    assert Keys((f"json:{path}", "key")).take(record(b"k", b"[]")) == ["k", *found]
 
 
 @pytest.mark.parametrize("path", ["lower(id)", "items[].lower(id)", "length(a, b)", "{a: [lower(id)]}"])

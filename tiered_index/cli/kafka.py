@@ -54,7 +54,9 @@ class KafkaOptions(KafkaClientOptions):
     """Options for following topics: ingest, serve."""
 
     key: list[str] | None = _kafka(
-        metavar="SPEC", help="Key to index: the record's key (default), header:NAME or json:JMESPATH. Repeatable."
+        metavar="SPEC",
+        help="Key to index: key (default), header:NAME or json:JMESPATH. Repeatable. key and header:NAME may end with "
+        "a type of Kafka's serializers, such as key:int64.",
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
         help="If a partition no longer has the next record, continue at its begin or end."

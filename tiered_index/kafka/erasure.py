@@ -47,7 +47,7 @@ class RecordsToErase:
         told = {*self.keys, *keys_of_file(file)}
         if request.keys and FUNCTION in told:
             return FoundMessages(problem=f"{segment.name}: a function gave the keys: erase the partition, or the topic")
-        before_s, sought, keys = self.before_ms // 1000, set(request.keys), Keys.by_rules(told)
+        before_s, sought, keys = self.before_ms // 1000, set(request.spellings), Keys.by_rules(told)
         records = records_of(decode_columns(file))
         kept, others = [], list[str]()
         for record in records:

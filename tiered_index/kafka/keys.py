@@ -1,18 +1,26 @@
 """Extracts the keys of records: the record's key, headers, fields of its value, or the results of a function.
 
-Threads: any thread may call `of`; only one may call `take`, which counts.
+Threads: any thread may call `of`; only one may call the methods that count: `take`, `take_parts`, `plain_keys`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self, cast
 
-from tiered_index.errors import ConfigError, InvalidArgument, install_hint
-from tiered_index.kafka.record import KafkaRecord, key_text
+import numpy as np
+import pyarrow as pa
+
+from tiered_index import json_numbers
+from tiered_index.errors import ConfigError, InvalidArgument, install_hint, listed
+from tiered_index.kafka.record import KafkaRecord
+from tiered_index.kafka.values import FieldReader, Unclear, key_texts
+from tiered_index.spelling import key_text
 from tiered_index.types import MAX_KEY_UNITS
 
 try:
@@ -21,64 +29,104 @@ except ModuleNotFoundError:  # the extra is not installed
     jmespath = cast("Any", None)
 
 KeyFunction = Callable[[KafkaRecord], Iterable[str]]
+Headers = Sequence[tuple[str, bytes | None]]
+Spell = Callable[[bytes], str]
 NAMED = 10
 FUNCTION = "function"
 """In place of the rules of an index or a file whose keys a function gave."""
-
-
-def _texts(found: Any) -> Iterator[str]:
-    """Yield the keys of a JSON value: a text, a number, true or false as JSON, each element of an array."""
-    # no recursion: arrays may be nested deeper than the stack of Python
-    left = [found]
-    while left:
-        each = left.pop()
-        if isinstance(each, list):
-            left += reversed(each)
-        elif isinstance(each, str):
-            yield each
-        elif each is not None and not isinstance(each, dict):
-            yield json.dumps(each)
+# the types of Kafka's serializers of numbers, which are big-endian
+_NUMBERS = {"int16": ">i2", "int32": ">i4", "int64": ">i8", "float32": ">f4", "float64": ">f8"}
+_FORMATS = {"int16": ">h", "int32": ">i", "int64": ">q", "float64": ">d"}
+TYPES = (*_NUMBERS, "uuid")
+"""The types of `--key key:TYPE` and `--key header:NAME:TYPE`."""
+# such a short text has fewer UTF-16 code units than a key may have
+_SURE_BYTES = MAX_KEY_UNITS
+# a document with Confluent's schema id has five bytes before it
+_FRAME_BYTES = 5
+# most names of headers or members that a reason for no entries shows
+_SEEN = 20
 
 
 def _is_usable(key: str) -> bool:
+    if key.isascii():
+        return 0 < len(key) <= MAX_KEY_UNITS
     try:
         return 0 < len(key.encode("utf-16-le")) // 2 <= MAX_KEY_UNITS
     except UnicodeEncodeError:  # half a character, which JSON can have
         return False
 
 
+def _number_text(kind: str, data: bytes) -> str:
+    """Return the decimal text of a serialized number; of other bytes their spelling."""
+    if len(data) != np.dtype(_NUMBERS[kind]).itemsize:
+        return key_text(data)
+    if kind == "float32":
+        return str(np.frombuffer(data, _NUMBERS[kind])[0])
+    return str(struct.unpack(_FORMATS[kind], data)[0])
+
+
+def _uuid_text(data: bytes) -> str:
+    """Return the text of a UUID of 16 bytes, or the canonical one of its text; of other bytes their spelling."""
+    with contextlib.suppress(ValueError):
+        return str(uuid.UUID(bytes=data) if len(data) == 16 else uuid.UUID(data.decode("ascii")))
+    return key_text(data)
+
+
+def _spell(kind: str) -> Spell:
+    return _uuid_text if kind == "uuid" else partial(_number_text, kind)
+
+
 @dataclass
 class Keys:
-    """Extracts keys from records, by `--key` (``key``, ``header:NAME``, ``json:JMESPATH``) or by a function.
+    """Extracts keys from records, by `--key` or by a function.
 
-    Empty keys and keys of more than 32,767 UTF-16 code units are skipped. `without_key` counts records without a key,
-    `no_json` records whose value should be JSON and is not. `no_json_first` has the places of the first of these.
+    A rule is ``key``, ``header:NAME`` or ``json:JMESPATH``. ``key:TYPE`` and ``header:NAME:TYPE`` are for bytes of
+    Kafka's serializers: int16, int32, int64, float32, float64 and uuid give decimal or canonical text. Bytes of another
+    length are spelled as without the type.
+
+    Empty keys and keys of more than 32,767 UTF-16 code units are skipped. `too_long` counts the latter. `without_key`
+    counts records without a key, except those that only have keys that are too long; `no_json` counts records whose
+    value should be JSON and is not. `no_json_first` has the places of the first of these.
     """
 
     given: Sequence[str] = ("key",)
     function: KeyFunction | None = None
     without_key: int = 0
+    too_long: int = 0
     no_json: int = 0
     no_json_first: list[str] = field(default_factory=list)
     # False: the rules of an index or a file, where one may find no key
     are_new: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._headers, self._paths = [], []
-        self._by_key = False
+        self._key_spells: list[Spell] = []
+        self._headers: list[tuple[str, Spell]] = []
+        self._paths: list[tuple[str, Any]] = []
+        # until a record has a key: the records that were looked at, and what they have in place of one
+        self._looked_at: int | None = 0
+        self._seen: dict[str, set[str]] = {"header": set(), "member": set()}
+        self._objects: set[str] = set()
         if self.function is not None:
             self.given = (FUNCTION,)
             return
         for text in self.given:
             kind, _, name = text.partition(":")
             if text == "key":
-                self._by_key = True
+                self._key_spells.append(key_text)
+            elif kind == "key" and name in TYPES:
+                self._key_spells.append(_spell(name))
             elif kind == "header" and name:
-                self._headers.append(name)
+                header, _, of_type = name.rpartition(":")
+                typed = bool(header) and of_type in TYPES
+                self._headers.append((header, _spell(of_type)) if typed else (name, key_text))
             elif kind == "json" and name:
-                self._paths.append(self._compiled(name, check=self.are_new))
+                self._paths.append((name, self._compiled(name, check=self.are_new)))
             else:
-                raise InvalidArgument(f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id")
+                raise InvalidArgument(
+                    f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id; key and header:NAME may "
+                    f"end with a type: {', '.join(f':{each}' for each in TYPES)}"
+                )
+        self._fields = FieldReader.of([path for _, path in self._paths])
 
     @classmethod
     def by_rules(cls, told: Iterable[str]) -> Self:
@@ -106,40 +154,155 @@ class Keys:
         return found
 
     @property
+    def needs(self) -> tuple[bool, bool]:
+        """Whether the keys need a record's headers, and its value."""
+        return bool(self._headers), bool(self._paths)
+
+    @property
     def only_key(self) -> bool:
-        """Whether the record's key is its only key in the index."""
-        return self._by_key and not self._headers and not self._paths
+        """Whether the record's key, of one spelling, is its only key in the index."""
+        return len(self._key_spells) == 1 and not self._headers and not self._paths
+
+    def plain_keys(self, found: Sequence[bytes | None]) -> pa.Array | None:
+        """Return the keys of records with these keys, one a record; None: call `take_parts` for each record.
+
+        Arrow makes texts of all at once: most keys are short texts, or numbers of one length. Memory: the keys twice.
+        """
+        if not found or None in found or not self.only_key:
+            return None
+        spell = self._key_spells[0]
+        try:
+            binary = pa.array(found, pa.binary())
+        except (pa.ArrowInvalid, TypeError):
+            return None
+        _, offsets, data = binary.buffers()
+        lengths = np.diff(np.frombuffer(offsets, np.int32)[: len(found) + 1])
+        units = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        texts = None
+        if isinstance(spell, partial) and (lengths == np.dtype(dtype := _NUMBERS[spell.args[0]]).itemsize).all():
+            numbers = units.view(dtype)
+            is_float = numbers.dtype.kind == "f"
+            texts = pa.array(map(str, numbers.tolist()) if is_float else numbers.astype(np.int64))
+            # the text of a float of 32 bits is shorter than that of its double
+            texts = None if is_float and numbers.itemsize == 4 else texts.cast(pa.string())
+        elif spell is key_text and lengths.min() > 0 and lengths.max() <= _SURE_BYTES:
+            # a key with a control character is spelled by its digits; memory: 2 bytes a byte
+            has_control = bool(((units < 0x20) | (units == 0x7F)).any())
+            with contextlib.suppress(pa.ArrowInvalid):
+                texts = None if has_control else binary.cast(pa.string())
+        if texts is not None:
+            self._looked_at = None
+        return texts
 
     def take(self, record: KafkaRecord) -> list[str]:
         """Return the keys of a record as `of` does, and count missing keys and invalid JSON."""
-        damaged: list[str] = []
-        if not (keys := self.of(record, damaged)):
-            self.without_key += 1
-        self.no_json += len(damaged)
-        self.no_json_first += damaged[: NAMED - len(self.no_json_first)]
+        if self.function is not None:
+            return self._counted(list(self.function(record)))
+        place = f"{record.topic}/{record.partition}/{record.offset}"
+        return self.take_parts(record.key, record.headers, record.value, lambda: place)
+
+    def take_parts(
+        self, key: bytes | None, headers: Headers, value: bytes | None, place: Callable[[], str]
+    ) -> list[str]:
+        """As `take`, for the parts of a record; those that `needs` leaves out may be empty."""
+        damaged: list[None] = []
+        keys = self._counted(self._of_parts(key, headers, value, damaged))
+        if damaged:
+            self.no_json += 1
+            if len(self.no_json_first) < NAMED:
+                self.no_json_first.append(place())
+        if keys:
+            self._looked_at = None
+        elif self._looked_at is not None:
+            self._note_lack(headers, value)
         return keys
 
-    def of(self, record: KafkaRecord, damaged: list[str] | None = None) -> list[str]:
-        """Return the distinct keys of a record. Adds its place to `damaged` if its value should be JSON and is not."""
-        found = self.function(record) if self.function is not None else self._of_parts(record, damaged)
+    def of(self, record: KafkaRecord) -> list[str]:
+        """Return the distinct keys of a record."""
+        if self.function is not None:
+            found = self.function(record)
+        else:
+            found = self._of_parts(record.key, record.headers, record.value, [])
         return [key for key in dict.fromkeys(found) if _is_usable(key)]
 
-    def _of_parts(self, record: KafkaRecord, damaged: list[str] | None) -> Iterator[str]:
-        if self._by_key and record.key is not None:
-            yield key_text(record.key)
-        for name in self._headers:
-            yield from (key_text(value) for header, value in record.headers if header == name and value is not None)
-        if self._paths and record.value is not None:
-            try:
-                document = json.loads(record.value)
-            except (ValueError, RecursionError):
-                if damaged is not None:
-                    damaged.append(f"{record.topic}/{record.partition}/{record.offset}")
-                return
-            for path in self._paths:
-                try:
-                    found = list(_texts(path.search(document)))
-                except (jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError):
-                    # the path does not accept this value, in jmespath's own checks or not: the record lacks this key
-                    continue
-                yield from found
+    def _counted(self, found: list[str]) -> list[str]:
+        if len(found) == 1 and _is_usable(found[0]):
+            return found
+        keys = [key for key in dict.fromkeys(found) if _is_usable(key)]
+        # a character has two UTF-16 code units at most
+        too_long = sum(len(key) * 2 > MAX_KEY_UNITS and not _is_usable(key) for key in found)
+        self.too_long += too_long
+        self.without_key += not keys and not too_long
+        return keys
+
+    def _of_parts(self, key: bytes | None, headers: Headers, value: bytes | None, damaged: list[None]) -> list[str]:
+        """Return the keys of a record. Appends to `damaged` if its value should be JSON and is not."""
+        found = [spell(key) for spell in self._key_spells] if key is not None else []
+        for name, spell in self._headers:
+            found += [spell(data) for header, data in headers if header == name and data is not None]
+        if self._paths and value is not None:
+            found += self._of_value(value, damaged)
+        return found
+
+    def _of_value(self, value: bytes, damaged: list[None]) -> list[str]:
+        if self._fields is not None:
+            with contextlib.suppress(Unclear):
+                return self._fields.keys_of(value[_FRAME_BYTES:] if value[:1] == b"\0" else value)
+        document = _document(value)
+        if document is None:
+            damaged.append(None)
+            return []
+        found = []
+        for _, path in self._paths:
+            # the path may not accept this value, in jmespath's own checks or not: the record lacks this key
+            with contextlib.suppress(
+                jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError, RecursionError
+            ):
+                found += list(key_texts(path.search(document[0])))
+        return found
+
+    def _note_lack(self, headers: Headers, value: bytes | None) -> None:
+        """Note what a record has that gave no key."""
+        assert self._looked_at is not None
+        self._looked_at += 1
+        if len(self._seen["header"]) < _SEEN:
+            self._seen["header"].update(name for name, _ in headers)
+        if not self._paths or len(self._seen["member"]) >= _SEEN or (document := _document(value)) is None:
+            return
+        if isinstance(document[0], dict):
+            self._seen["member"].update(document[0])
+        for name, path in self._paths:
+            with contextlib.suppress(Exception):
+                if isinstance(path.search(document[0]), dict):
+                    self._objects.add(name)
+
+    def lacks(self, records: int) -> list[str]:
+        """Return why none of the `records` that were read has a key; empty: some have one."""
+        if not self._looked_at or self.function is not None:
+            return []
+        none = f"none of {records:,} records"
+        texts = []
+        if self._key_spells:
+            texts.append(f"{none} has a key of 1 to {MAX_KEY_UNITS:,} characters")
+        for name, _ in self._headers:
+            texts.append(f"{none} has header {name}; seen: {self._shown('header')}")
+        for name, _ in self._paths:
+            has = f"{none} has a text or number at {name}"
+            if name in self._objects:
+                texts.append(f"{has}, which is an object: name a member of it, such as {name}.id")
+            else:
+                texts.append(f"{has}; members seen: {self._shown('member')}")
+        return texts
+
+    def _shown(self, kind: str) -> str:
+        return listed(sorted(self._seen[kind]), _SEEN) or "none"
+
+
+def _document(value: bytes | None) -> tuple[Any] | None:
+    """Return the document in a value, also behind the id of its schema; None: it is no JSON."""
+    if value is None:
+        return None
+    for begin in (0, _FRAME_BYTES) if value[:1] == b"\0" else (0,):
+        with contextlib.suppress(ValueError, RecursionError):
+            return (json_numbers.loads(value[begin:]),)
+    return None

@@ -33,6 +33,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.service.lookup.search import Search
 from tiered_index.service.threads import each
+from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 
@@ -210,11 +211,12 @@ class KafkaMessages:
         return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
 
     def _carries(self, told: set[str], record: KafkaRecord, key: str) -> bool:
-        if key in Keys.by_rules(told).of(record):
+        spellings = {key, *other_spellings(key)}
+        if not spellings.isdisjoint(Keys.by_rules(told).of(record)):
             return True
         if FUNCTION in told and self.function is None:
             raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
-        return self.function is not None and key in self.function(record)
+        return self.function is not None and not spellings.isdisjoint(self.function(record))
 
 
 def _logs_of(state: LogState, topic: str, partition: int) -> list[str]:

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+from tiered_index.spelling import key_text
 
 __all__ = ["KafkaRecord", "TimestampType", "key_text"]
 
@@ -17,14 +18,6 @@ class TimestampType(IntEnum):
     NONE = 0
     CREATE = 1
     LOG_APPEND = 2
-
-
-def key_text(data: bytes) -> str:
-    """Return bytes as a key: their UTF-8 text, else ``0x`` and their hexadecimal digits."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return f"0x{data.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +37,8 @@ class KafkaRecord:
     timestamp_type: TimestampType = TimestampType.NONE
 
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-        """Return the record JSON-ready: its value as the body, as `show_bytes` does; a tombstone has none. Bytes of key
-        and headers that are not UTF-8 are ``0x`` and hexadecimal digits.
+        """Return the record JSON-ready: its value as the body, as `show_bytes` does; a tombstone has none. Key and
+        headers are spelled as keys of the index.
         """
         return {
             "topic": self.topic,

@@ -37,6 +37,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -518,7 +519,8 @@ class KafkaSource:
 
     def counts(self) -> dict[str, Any]:
         """Return the counts that only this source has, for JSON."""
-        return {"no_json": self.keys.no_json, "no_json_first": self.keys.no_json_first}
+        keys = self.keys
+        return {"no_json": keys.no_json, "no_json_first": keys.no_json_first, "too_long": keys.too_long}
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics that only this source has, as `Follower.gauges` does."""
@@ -627,17 +629,8 @@ class KafkaSource:
         partition.at_end = False
         end = messages[-1].offset() + 1
         without = self.keys.without_key
-        if self.keys.only_key:
-            found = [message.key() for message in messages]
-            with_key = [key is not None and 0 < len(key) <= _SURE_BYTES for key in found]
-            try:
-                # most keys are short texts: Arrow checks them all at once
-                keys = pa.array(found if all(with_key) else None, pa.binary()).cast(pa.string())
-            except (pa.ArrowInvalid, TypeError):
-                keys, rows = self._slow_keys(messages)
-            else:
-                rows = None
-        else:
+        rows = None
+        if (keys := self.keys.plain_keys([message.key() for message in messages])) is None:
             keys, rows = self._slow_keys(messages)
         offsets = np.array([message.offset() for message in messages], np.int64)
         sizes = np.array([_size(message) for message in messages], np.int64)
@@ -669,9 +662,16 @@ class KafkaSource:
 
     def _slow_keys(self, messages: list[Any]) -> tuple[Any, Any]:
         """Return the keys, one a row, and the number of each key's record."""
-        found = [self.keys.take(record_of(message)) for message in messages]
+        if self.keys.function is not None:
+            found = [self.keys.take(record_of(message)) for message in messages]
+        else:
+            found = [self._keys_of(message, *self.keys.needs) for message in messages]
         rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
         return pa.array([key for keys in found for key in keys], pa.string()), rows
+
+    def _keys_of(self, message: Any, has_headers: bool, has_value: bool) -> list[str]:
+        headers, value = headers_of(message) if has_headers else (), message.value() if has_value else None
+        return self.keys.take_parts(message.key(), headers, value, partial(_place_of, message))
 
     def _publish(self) -> None:
         """Publish durable positions as offsets of the group. They are for other tools; this source does not read them.
@@ -750,7 +750,8 @@ def _problem_of(answer: Future[Any], what: str) -> str | None:
     return str(error_of(failed[0], what)) if failed else None
 
 
-_SURE_BYTES = 32_767
+def _place_of(message: Any) -> str:
+    return f"{message.topic()}/{message.partition()}/{message.offset()}"
 
 
 def _size(message: Any) -> int:

@@ -65,6 +65,7 @@ from tiered_index.service.lookup.scan import Files
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
+from tiered_index.spelling import is_plain
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import NO_WAIT, UNBOUNDED, remaining_s, request_context
 from tiered_index.storage.disk import Disk
@@ -425,7 +426,7 @@ class IndexService(Lookups[ItemT]):
     ) -> QueryResult[ItemT] | None:
         request_context.set(NO_WAIT)
         engine = self._engine
-        if engine.plain is None or is_traced() or (whole := self._whole_view(topic, key)) is None:
+        if engine.plain is None or is_traced() or not is_plain(key) or (whole := self._whole_view(topic, key)) is None:
             return None
         view, about, has_topics = whole
         if len(view.labels) > _FILES_NOW:

@@ -157,8 +157,8 @@ def test_lookups_beside_a_buffer_find_all_that_was_put(index, put):
         assert len(index.query(topic, key)) == expected
     assert len(index.query(" t", "no file has it")) == 1
     assert not index.query("t", "no file has it")
-    # the core leaves other topics and keys to the caller
-    assert sum(index.query_nowait(*asked) is not None for asked in everywhere) >= 4
+    # the core leaves other topics and keys, and keys of several spellings, to the caller
+    assert sum(index.query_nowait(*asked) is not None for asked in everywhere) >= 3
 
 
 def test_a_topic_that_only_the_buffer_has_is_known(index):

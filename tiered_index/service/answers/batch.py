@@ -8,6 +8,7 @@ batch belongs to one call; results may be shared.
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.bloom import filter_hashes
-from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
+from tiered_index.format.hashing import CodeUnits, HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled, compiled_views
@@ -34,6 +35,7 @@ from tiered_index.service.answers.rows import (
     in_answer_order,
     stable_order,
 )
+from tiered_index.spelling import other_spellings
 from tiered_index.types import MAX_KEY_UNITS, Lookup
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ class LookupBatch:
 
     - `key_hash` (i32, n): the hashes to search, by hash rule ``abs``, or by the rule given to `under`.
     - `queues`: by (topic number, queue), the epoch second before which entries were erased.
+    - `others`: batches of the same lookups by other spellings of their keys; lookups without one have an empty range.
     - `allow_partial`: a slot group that can't be read is damage of the lookups that need it. Others are answered.
     """
 
@@ -144,6 +147,7 @@ class LookupBatch:
         asked = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
         self.lookups = lookups
         self.queues: Mapping[tuple[int, int], int] = {}
+        self.others: tuple[Any, ...] = ()
         for topic in asked.topics if not set(map(type, asked.topics)) <= {str} else ():
             check_topic(topic)
         given = {topic: check_topic(topic) for topic in dict.fromkeys(asked.topics)}
@@ -168,6 +172,31 @@ class LookupBatch:
             check_key(asked.keys[number])
         self.java_hash, self.fingerprint = java_hash_batch(self.topics or ["-"], self.topic_index, units)
         self.key_hash = key_hashes(self.java_hash, "abs")
+        self.others = self._other_spellings(asked.keys, units)
+
+    def _other_spellings(self, keys: Sequence[str], units: CodeUnits) -> tuple[Self, ...]:
+        """Return batches that have only the lookups whose key has one or two other spellings, by these."""
+        characters, begins = units.units, units.offsets[:-1]
+        # a row has a control character at unit u if offsets[row] <= u < offsets[row + 1]; memory: 3 bytes a unit
+        control = np.flatnonzero((characters < 0x20) | (characters == 0x7F))
+        unlike = np.searchsorted(units.offsets, control, "right") - 1
+        digits = np.flatnonzero(units.lengths > 3)
+        digits = digits[(characters[begins[digits]] == ord("0")) & (characters[begins[digits] + 1] == ord("x"))]
+        numbers = np.unique(np.concatenate([unlike, digits])).tolist()
+        spellings = [(number, other_spellings(keys[number])) for number in numbers]
+        made: list[Self] = []
+        for rank in range(max([len(others) for _, others in spellings], default=0)):
+            ranked = [(number, others[rank]) for number, others in spellings if len(others) > rank]
+            chosen = np.array([number for number, _ in ranked], np.int64)
+            other = self.only(chosen)
+            other.java_hash, other.fingerprint = self.java_hash.copy(), self.fingerprint.copy()
+            texts = code_units([text for _, text in ranked])
+            other.java_hash[chosen], other.fingerprint[chosen] = java_hash_batch(
+                self.topics, self.topic_index[chosen], texts
+            )
+            other.key_hash = key_hashes(other.java_hash.copy(), "abs")
+            made.append(other)
+        return tuple(made)
 
     def __len__(self) -> int:
         return len(self.lookups)
@@ -175,8 +204,13 @@ class LookupBatch:
     def under(self, rule: HashRule) -> tuple[Self, ...]:
         """Return one or two batches of the same lookups, which together find all keys in a file of a hash rule.
 
-        A second batch has only the keys whose hash differs. Its other lookups have an empty range.
+        A second batch has only the keys whose hash differs. Its other lookups have an empty range. Further ones are of
+        `others`.
         """
+        if self.others:
+            return self._as_spelled.under(rule) + tuple(
+                itertools.chain.from_iterable(one.under(rule) for one in self.others)
+            )
         if rule == "abs" or not len(self._two_hashes):
             return (self,)
         return (self._masked,) if rule == "mask" else (self, self._masked.only(self._two_hashes))
@@ -201,6 +235,13 @@ class LookupBatch:
                 begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
                 made.second_min[place] = max(made.second_min[place], begin)
         made.queues = {(at, queue): begin for at, one in found.items() for queue, begin in one.queues.items()}
+        return made
+
+    @cached_property
+    def _as_spelled(self) -> Self:
+        """The batch without other spellings."""
+        made = self._copy()
+        made.others = ()
         return made
 
     @cached_property

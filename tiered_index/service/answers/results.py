@@ -287,7 +287,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         unknown = (topic,) if topic in self.unknown and start == stop else ()
         if self.provenance is None:
             return Provenance(self.freshness, unknown)
-        hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0])]
+        hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0], *batch.others)]
         return self.provenance(self.freshness, unknown, topic, low, high, *hashes)
 
     @property

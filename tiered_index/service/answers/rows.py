@@ -11,6 +11,7 @@ import base64
 import binascii
 import dataclasses
 import hashlib
+import itertools
 import json
 import operator
 import zlib
@@ -52,6 +53,7 @@ class PreparedLookup(NamedTuple):
     - `key_hash`: the hash to search, by hash rule ``abs``, or by the rule given to `under`.
     - `masked_hash`: the hash by rule ``mask``.
     - `queues`: pairs of a queue and the epoch second before which its entries were erased.
+    - `others`: the lookups of the key's other spellings, whose entries are answers, too.
     """
 
     topic: str
@@ -64,6 +66,7 @@ class PreparedLookup(NamedTuple):
     max_count: int
     after: OrderKey | None = None
     queues: tuple[tuple[int, int], ...] = ()
+    others: tuple[PreparedLookup, ...] = ()
 
     @property
     def page_end(self) -> OrderKey | None:
@@ -74,7 +77,10 @@ class PreparedLookup(NamedTuple):
         return after
 
     def under(self, rule: HashRule) -> tuple[PreparedLookup, ...]:
-        """Return one or two lookups that together find the key in a file of a hash rule."""
+        """Return one or two lookups that together find the key in a file of a hash rule, and those of `others`."""
+        if self.others:
+            each = (self._replace(others=()), *self.others)
+            return tuple(itertools.chain.from_iterable(one.under(rule) for one in each))
         if rule == "abs" or self.masked_hash == self.key_hash:
             return (self,)
         masked = self._replace(key_hash=self.masked_hash)

@@ -33,6 +33,7 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeOptions, MergePlan, plan_rewrite
 from tiered_index.service.merge.run import RunTasks, merge
+from tiered_index.spelling import other_spellings
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
@@ -99,10 +100,15 @@ class EraseRequest:
             raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
         return cls(topic, given, queue_id, before_ms)
 
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The keys, each with its other spellings: an index may have its entries by any of them."""
+        return tuple(dict.fromkeys(each for key in self.keys for each in (key, *other_spellings(key))))
+
     def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
         """Return the tombstones of the request."""
         before_ms = now_ms // 1000 * 1000 + 1000 if self.before_ms is None else self.before_ms
-        keys: Sequence[str | None] = self.keys or (None,)
+        keys: Sequence[str | None] = self.spellings or (None,)
         return tuple(
             [Tombstone.of(self.topic, before_ms, key=key, queue_id=self.queue_id, keyed=keyed) for key in keys]
         )

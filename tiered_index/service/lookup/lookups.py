@@ -37,6 +37,7 @@ from tiered_index.service.lookup.inventory import Leftovers, du_table, files_tab
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, Files, LookupRun
+from tiered_index.spelling import is_plain
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
 from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult
@@ -113,7 +114,8 @@ class Lookups(ABC, Generic[ItemT]):
         the reason.
         """
         engine = self._engine
-        whole = None if limits or engine.plain is None or is_traced() else self._whole_view(topic, key)
+        is_plain_call = not (limits or engine.plain is None or is_traced()) and is_plain(key)
+        whole = self._whole_view(topic, key) if is_plain_call else None
         if whole is not None and engine.plain is not None and cursor is None:
             view, about, has_topics = whole
             found = engine.plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count, has_topics)

@@ -46,6 +46,7 @@ from tiered_index.service.files.view import Noted, Partly, WholeView, reports_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, Indexes, LookupRun, Scan, reports_of_pass
+from tiered_index.spelling import is_plain, other_spellings
 from tiered_index.storage.context import UNBOUNDED, request_context
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
@@ -187,7 +188,11 @@ class QueryEngine:
         if cursor is not None:
             digest = query_digest(topic, key, second_min, second_max)
             after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
-        return PreparedLookup(topic, key, *lookup_numbers(topic, key), second_min, second_max, max_count, after)
+        first, *others = [
+            PreparedLookup(topic, each, *lookup_numbers(topic, each), second_min, second_max, max_count, after)
+            for each in ((key,) if is_plain(key) else (key, *other_spellings(key)))
+        ]
+        return first._replace(others=tuple(others)) if others else first
 
     def query(self, run: LookupRun, lookup: PreparedLookup, elsewhere: RequestStats = NOTHING) -> QueryResult[Any]:
         """Answer one lookup. `elsewhere` is the cost before it. Raises the errors of `IndexService.query`."""
@@ -205,6 +210,8 @@ class QueryEngine:
                     check_schema(rows, self.schema, handle.file_id)
                     if one.key_hash != lookup.key_hash:
                         rows["key_hash"] = lookup.key_hash
+                    if self.schema.keyed and one.fingerprint != lookup.fingerprint:
+                        rows["fingerprint"] = lookup.fingerprint
                     matched += top.add(rows)
             return matched
 
@@ -218,7 +225,8 @@ class QueryEngine:
         files, viewed = run.files, None
         handles, view = files.viewed(lookup.second_min, lookup.second_max, False)
         logs = self.logs()
-        if view is not None and not logs.expired and (viewed := view.find(lookup)) is not None:
+        is_in_view = not (logs.expired or lookup.others)
+        if view is not None and is_in_view and (viewed := view.find(lookup)) is not None:
             handles = [*handles, *view.left(viewed)]
             top.add(np.frombuffer(viewed.rows, self.schema.row))
             top.skipped = viewed.skipped
@@ -239,8 +247,8 @@ class QueryEngine:
         freshness = files.seen(handles)
         seen = Provenance(freshness, unknown)
         if logs is not NO_LOGS:
-            asked = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash
-            seen = logs.provenance(freshness, unknown, lookup.topic, *asked)
+            hashes = [each for one in (lookup, *lookup.others) for each in (one.key_hash, one.masked_hash)]
+            seen = logs.provenance(freshness, unknown, lookup.topic, lookup.second_min, lookup.second_max, *hashes)
         result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
@@ -252,6 +260,8 @@ class QueryEngine:
 
     def page(self, whole: WholeView, lookup: PreparedLookup) -> QueryResult[Any] | None:
         """Answer a lookup from a view. None: the caller has to search some files."""
+        if lookup.others:
+            return None
         view, about, has_topics = whole
         found = view.find(lookup)
         if self.plain is None or found is None or found.has_left:
@@ -282,6 +292,8 @@ class QueryEngine:
                     check_schema(found.rows, self.schema, handle.file_id)
                     if one.key_hash is not batch.key_hash:
                         found.rows["key_hash"] = batch.key_hash[found.lookups]
+                    if self.schema.keyed and one.fingerprint is not batch.fingerprint:
+                        found.rows["fingerprint"] = batch.fingerprint[found.lookups]
                     matches.add(found)
                 matched += len(found.rows)
                 damage += found.damage
@@ -306,7 +318,7 @@ class QueryEngine:
             stored = run.budget is None and request_context.get() is UNBOUNDED
             beside, view = ((), None) if run.is_timed else files.viewed(*within, stored)
             logs = self.logs()
-            if view is None or logs.expired:
+            if view is None or logs.expired or batch.others:
                 handles = needed = files.handles(*within)
                 logs = self.logs()
                 kept = logs.kept(batch)

@@ -91,7 +91,8 @@ class PackedBatch(LookupBatch):
         self.packed = lookups
         self.allow_partial = allow_partial
         self.places = np.arange(len(lookups)) if places is None else places
-        self.lookups = ()
+        # the text of a key is not known
+        self.lookups = self.others = ()
         if len(lookups) and (lookups["topic"] == lookups["topic"][0]).all():
             # the common case, many times as fast as `np.unique`
             used, index = lookups["topic"][:1], np.zeros(len(lookups), np.int64)

@@ -1,0 +1,103 @@
+"""Reads fields of JSON values for keys: only those of plain paths are decoded. Pure; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import msgspec
+
+from tiered_index.json_numbers import number_text
+
+Path = tuple[str, ...]
+
+
+class Unclear(Exception):
+    """The value needs a whole decoder: it is no object, no plain JSON, or has a number whose text is lost."""
+
+
+def key_texts(found: Any) -> Iterator[str]:
+    """Yield the keys of a JSON value: a text, a number as it was written, true or false, each element of an array."""
+    # no recursion: arrays may be nested deeper than the stack of Python
+    left = [found]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += reversed(each)
+        elif isinstance(each, str):
+            yield each
+        elif each is not None and not isinstance(each, dict):
+            yield number_text(each)
+
+
+def _plain_path(node: dict[str, Any]) -> Path | None:
+    """Return the names of a parsed JMESPath of names alone, such as ``order.id``; None: it is another expression."""
+    if node["type"] == "field":
+        return (node["value"],)
+    if node["type"] != "subexpression":
+        return None
+    parts = [_plain_path(child) for child in node["children"]]
+    return None if None in parts else tuple(name for part in parts if part is not None for name in part)
+
+
+class FieldReader:
+    """Reads the keys at plain paths of objects. A decoder skips all other fields, without making objects of them."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        tree: dict[str, Any] = {}
+        # a path that is the begin of another one ends at a whole object, in which the other one goes on by names
+        ends = set(paths)
+        self._ways: list[tuple[Path, Path]] = []
+        for path in paths:
+            cut = next((length for length in range(1, len(path)) if path[:length] in ends), len(path))
+            node, way = tree, []
+            for name in path[:cut]:
+                # the names of fields must be Python's
+                field, node = node.setdefault(name, (f"field{len(node)}", {}))
+                way.append(field)
+            self._ways.append((tuple(way), path[cut:]))
+        self._decode = msgspec.json.Decoder(_structure(tree), float_hook=str).decode
+
+    @classmethod
+    def of(cls, expressions: Sequence[Any]) -> Self | None:
+        """Return the reader of compiled JMESPaths. None: there are none, or not all are plain paths."""
+        paths = [path for one in expressions if (path := _plain_path(one.parsed)) is not None]
+        return cls(paths) if paths and len(paths) == len(expressions) else None
+
+    def keys_of(self, value: bytes) -> list[str]:
+        """Return the keys of a JSON object, by path. Raises `Unclear`."""
+        try:
+            document = self._decode(value)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise Unclear from error
+        keys: list[str] = []
+        for fields, names in self._ways:
+            found = document
+            for field in fields:
+                found = getattr(found, field, None)
+            for name in names:
+                found = found.get(name) if isinstance(found, dict) else None
+            if type(found) is str:
+                keys.append(found)
+            elif found is not None:
+                try:
+                    texts = list(key_texts(found))
+                except ValueError as error:  # Python makes no text of so many digits
+                    raise Unclear from error
+                if "0" in texts:  # perhaps it was -0
+                    raise Unclear
+                keys += texts
+        return keys
+
+
+def _structure(tree: dict[str, Any]) -> Any:
+    """Return the type of an object that has the fields of `tree`, each of them optional."""
+    fields = [
+        (
+            field,
+            _structure(below) | str | int | float | bool | list[Any] | None if below else Any,
+            msgspec.field(default=None, name=name),
+        )
+        for name, (field, below) in tree.items()
+    ]
+    return msgspec.defstruct("Fields", fields, gc=False)
