@@ -194,11 +194,15 @@ def test_compose_is_confined_and_its_files_are_there() -> None:
     for service in services.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
         for volume in service.get("volumes", []):
-            source = volume.partition(":")[0]
+            source = volume["source"] if isinstance(volume, dict) else volume.partition(":")[0]
             assert (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
     (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["service:8080"]}] and 'job="tiered-index"' in RULES[0]["expr"]
     assert job["job_name"] == "tiered-index"
+    # of the tokens, Prometheus gets its own one only
+    (tokens,) = [one for one in services["prometheus"]["volumes"] if "tokens" in str(one)]
+    assert (tokens["volume"], tokens["read_only"]) == ({"subpath": "prometheus"}, True)
+    assert job["authorization"] == {"credentials_file": f"{tokens['target']}/token"}
 
 
 def test_the_set_up_of_compose_goes_on_after_a_kill(tmp_path: Path) -> None:
@@ -210,7 +214,7 @@ def test_the_set_up_of_compose_goes_on_after_a_kill(tmp_path: Path) -> None:
     for _ in range(2):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         subprocess.run(["sh", "-euc", script], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
-        told.append([(tmp_path / name).read_text() for name in ("demo", "prometheus")])
+        told.append([(tmp_path / name).read_text() for name in ("demo", "prometheus/token")])
     assert told[0] == told[1]
     known = Tokens(tmp_path / "tokens.json")
     assert [caller and caller.role for caller in map(known.find, " ".join(told[0]).split())] == ["admin", "read"]

@@ -59,6 +59,8 @@ def test_tools_ask_beside_http(archived, tmp_path):
             found = await signed("support", RequestCode.QUERY_MESSAGE, **query)
             assert records(found.body) == [messages[7]]
             assert (await signed("pay", RequestCode.QUERY_MESSAGE, **query)).code == 22
+            # the length of the log is a length of other tenants' messages
+            assert found.fields["indexLastUpdatePhyoffset"] == "0"
             assert (await signed("pay", RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
             # sending a message, which every client is refused
             assert (await signed("pay", 10, topic="payments")).code == 16
@@ -105,6 +107,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
 def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, capsys, monkeypatch):
     uri, _ = archived
     (tmp_path / "tokens.json").write_text("[]")
+    (tmp_path / "tokens.json").chmod(0o644)
 
     def served(*arguments):
         """Return the exit code of a service that ends at once, and its output."""
@@ -117,9 +120,13 @@ def test_it_admits_only_clients_that_the_service_admits(archived, tmp_path, caps
     ports, tokens = ("--rocketmq-port", 0), ("--tokens", tmp_path / "tokens.json")
     code, error = served(*ports, *tokens, "--host", "0.0.0.0")
     assert code == 2 and "give --rocketmq-keys FILE, or --insecure" in error
-    assert served(*ports, *tokens, "--host", "0.0.0.0", "--insecure") == (0, "")
+    code, error = served(*ports, *tokens, "--host", "0.0.0.0", "--insecure")
+    assert code == 0 and "--host 0.0.0.0 without --tls-cert: tokens, keys and messages travel unencrypted" in error
+    assert f"{tokens[1]} grants access, and every user of this host can read it" in error
+    tokens[1].chmod(0o600)
     code, error = served(*ports, *tokens)
     assert code == 0 and "every program on this host can read every topic there" in error
+    assert "unencrypted" not in error and "grants access" not in error
     keys = ("--rocketmq-keys", tmp_path / "keys.json")
     for options in (keys, ("--rocketmq-cluster", "a"), ("--rocketmq-broker", "b"), ("--rocketmq-advertise", "c:1")):
         code, error = served(*options)

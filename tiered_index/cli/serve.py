@@ -170,6 +170,7 @@ def serve(
 
         from tiered_index.server.app import Service
         from tiered_index.server.calls import Caps
+        from tiered_index.server.grants import access_warning
         from tiered_index.server.health import StandIn
         from tiered_index.server.listening import HttpListener, Tls, bind, in_background, is_local, own_names, serve_all
         from tiered_index.server.remoting import remoting_listener
@@ -209,6 +210,14 @@ def serve(
     if (tls_cert is None) != (tls_key is None) or (tls_clients is not None and tls_cert is None):
         raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
     tls = Tls(tls_cert, tls_key, tls_clients) if tls_cert is not None and tls_key is not None else None
+    if tls is None and not is_local(host):
+        session.out.note(
+            f"--host {host} without --tls-cert: tokens, keys and messages travel unencrypted. Give --tls-cert and "
+            "--tls-key, or let only a proxy with TLS reach this port"
+        )
+    for path in filter(None, (tokens, rocketmq_keys)):
+        if (warning := access_warning(path)) is not None:
+            session.out.note(warning)
     config = session.reader_config()
     caps = Caps(
         limits=LookupLimits(lookup_requests, lookup_bytes, lookup_timeout),

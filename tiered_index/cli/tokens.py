@@ -19,6 +19,9 @@ def token(
         "read", help="read: lookups and lists. write: also POST /v1/entries. admin: also verify."
     ),
     topics: list[str] | None = Option(None, metavar="PREFIX", help="Allow topics with this prefix only. Repeatable."),
+    max_topics: int | None = Option(
+        None, min=0, help="Limit of topics that it may write to while a service runs. Default with --topics: 10000."
+    ),
 ) -> int:
     """Create a token for the service and print it, once.
 
@@ -33,7 +36,7 @@ def token(
     """
     from tiered_index.server.tokens import add_token
 
-    made = add_token(file, name, role, topics or None)
+    made = add_token(file, name, role, topics or None, max_topics)
     session.out.answer({"name": name, "role": role, "topics": topics or None, "file": str(file), "token": made})
     session.out.line(made)
     session.out.remark(f"{name} has the role {role}; {file} keeps the token's hash only, so keep the token now")

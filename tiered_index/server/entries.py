@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served, shown_topics
+from tiered_index.server.tokens import Caller
 from tiered_index.service.index import IndexService
 from tiered_index.sources.arrow import TooLarge, read_table
 from tiered_index.sources.columns import (
@@ -121,6 +123,8 @@ class Intake:
         self._lock = threading.Lock()
         # Positions that were put here; the durable ones may be less
         self._positions: dict[str, int] = {}
+        # The topics of each caller that has a bound of topics
+        self._topics: dict[str, set[str]] = {}
 
     def take(self, batch: Batch, asked: EntriesParameters) -> dict[str, Any]:
         """Put a batch and return the response document. Raises as `put_batch`, and `Refused` if it leaves a gap."""
@@ -149,6 +153,17 @@ class Intake:
             "durable_position": self._index.durable_position(source) if source is not None else None,
             "repeated": repeated,
         }
+
+    def count_topics(self, caller: Caller, topics: Set[str]) -> None:
+        """Count the topics of a caller's batch. Raises `Refused` if they would exceed its bound."""
+        if (bound := caller.max_topics) is None:
+            return
+        with self._lock:
+            counted = self._topics.setdefault(caller.name, set())
+            if len(topics - counted) > bound - len(counted):
+                text = f"the token may put entries of {bound:,} topics, and has put some of {len(counted):,}"
+                raise Refused(403, f"{text}: raise its max_topics in the file of tokens")
+            counted |= topics
 
     def _known(self, source: str | None) -> int | None:
         if source is None:
@@ -184,6 +199,7 @@ class EntryHandlers(Handlers):
             caller.need_topics(batch.topics)
             if batch.gives_topic_ids:
                 caller.need_topic_ids()
+            intake.count_topics(caller, batch.topics)
             return wire.encode(intake.take(batch, asked))
 
         return Response(await self.made(request, self.allowance(), act, 0), media_type=wire.JSON)

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.memory import MemoryBudget, Reservation
-from tiered_index.server.problems import Problem, Redaction, Refused
+from tiered_index.server.problems import PROTECTED, Problem, Redaction, Refused
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import ANYONE, Caller
 from tiered_index.tracing import request_id as current_id
@@ -105,7 +105,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                named = {name for name, _ in message["headers"]}
+                more = [pair for pair in PROTECTED if pair[0] not in named]
+                message["headers"] = [*message["headers"], *more, (b"x-request-id", request_id.encode())]
             await send(message)
 
         state = scope.setdefault("state", {})
@@ -119,7 +121,7 @@ class Gate:
             with request_span(method, headers) as traced:
                 failed: Exception | None = None
                 try:
-                    _check_host(scope, headers)
+                    _check_once(scope, headers)
                     state["caller"] = self._caller(scope, headers)
                     _check_text(scope)
                     body.announce(headers.get(b"content-length", b"0"))
@@ -231,10 +233,13 @@ def _log_request(method: str, route: str, status: int, seconds: float, caller: C
     _logger.info("%s %s %d %.6f s", method, route, status, seconds, extra={"fields": {**fields, "caller": who}})
 
 
-def _check_host(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Raise `Refused` for two different hosts: a proxy and this service could use different ones (RFC 9112)."""
-    if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
-        raise Refused(400, "the header Host is given more than once")
+def _check_once(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Raise `Refused` for two hosts or two tokens: a proxy and this service could use different ones (RFC 9112)."""
+    if len(headers) < len(scope["headers"]):
+        names = [name for name, _ in scope["headers"]]
+        for name in (b"host", b"authorization"):
+            if names.count(name) > 1:
+                raise Refused(400, f"the header {name.decode().capitalize()} is given more than once")
     if (target := scope.get("extensions", {}).get(TARGET)) is None:
         return
     try:

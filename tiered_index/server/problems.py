@@ -33,6 +33,8 @@ from tiered_index.errors import (
 from tiered_index.types import FileReport
 
 MEDIA_TYPE = "application/problem+json"
+# Headers of every response that has none of their own: no browser guesses its type, and no cache keeps what a token saw
+PROTECTED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 # Most failed files that a problem names
 _MOST_FAILED = 100
 _RETRY_S = 1
@@ -147,7 +149,7 @@ class Problem:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response's headers."""
-        headers = [(b"content-type", MEDIA_TYPE.encode())]
+        headers = [(b"content-type", MEDIA_TYPE.encode()), *PROTECTED]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:

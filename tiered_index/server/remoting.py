@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index import documents
-from tiered_index.documents import Malformed
 from tiered_index.errors import SetupUnavailable
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.rocketmq.remoting.server import RemotingServer
+from tiered_index.server.grants import GrantError, read_grants
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served
@@ -93,11 +92,10 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
     A key without `topics` allows every topic. Raises `SetupUnavailable`, whose text has nothing of the file.
     """
     try:
-        rows = _KEYS(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        problem = "it has another form" if isinstance(error, Malformed) else "it is not JSON"
+        rows = _KEYS(read_grants(path, ("secret", "topics"), depth=1))
+    except ValueError as error:
+        # another error could show a secret
+        problem = str(error) if isinstance(error, GrantError) else "it has another form"
         text = f'{path} is not a file of keys, {{"NAME": {{"secret": "...", "topics": ["PREFIX"]}}}}: {problem}'
         raise SetupUnavailable(text) from None
     if not rows:

@@ -1,6 +1,7 @@
 """Access tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
 
-The file is JSON: ``[{"name", "sha256", "role", "topics"}]``; `topics` is a list of prefixes, or null for every topic. A
+The file is JSON: ``[{"name", "sha256", "role", "topics", "max_topics"}]``; `topics` is a list of prefixes, or null for
+every topic; `max_topics` bounds the topics of which the token puts entries, null: no bound. A
 token has 256 random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a
 removed token is refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
 """
@@ -24,9 +25,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tiered_index import documents
-from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
 from tiered_index.follow import FOLLOWED
+from tiered_index.server.grants import read_grants
 from tiered_index.server.problems import Refused
 
 Role = Literal["read", "write", "admin"]
@@ -34,16 +35,22 @@ Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
 _log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 1.0
+MAX_TOPICS = 10_000
+"""Default of `max_topics` for a token that is for some topics: each topic that it makes slows the lists of others."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request. `topics` are the prefixes of the topics that it may see; None: every topic."""
+    """The sender of a request. `topics` are the prefixes of the topics that it may see; None: every topic.
+
+    `max_topics` is the most topics of which it may put entries while the service runs; None: no bound.
+    """
 
     name: str
     role: Role
     topics: tuple[str, ...] | None = None
+    max_topics: int | None = None
 
     def need(self, role: Role) -> None:
         """Raise `Refused` unless the caller has `role` or a higher one."""
@@ -135,7 +142,7 @@ class Tokens:
                 if self._problem is not None:
                     _log.warning("%s can be read again", self._path)
                 self._problem = None
-            except SetupUnavailable as error:
+            except ConfigError as error:
                 # a half-written file must not refuse all callers
                 problem = str(error).replace(str(self._path), "the token file")
                 if problem != self._problem:
@@ -143,12 +150,13 @@ class Tokens:
                 self._problem = problem
 
 
-def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -> str:
+def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None, max_topics: int | None = None) -> str:
     """Make a token, add its hash to the file, and return it. A missing file is made, with mode 600.
 
     The file is replaced as a whole, and keeps its owner, group and mode. Concurrent calls of any processes wait for
-    each other. `topics` are prefixes; None allows every topic. Raises `InvalidArgument` for the name, an empty list or
-    an empty prefix, and `ConfigError` if the file can't be read or replaced.
+    each other. `topics` are prefixes; None allows every topic. `max_topics` None: `MAX_TOPICS` if `topics` is
+    given, else no bound. Raises `InvalidArgument` for the name, an empty list or an empty prefix, and `ConfigError` if
+    the file can't be read or replaced.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
@@ -159,12 +167,14 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
     # replace the target of a link, not the link
     path = path.resolve()
     token = f"ti_{secrets.token_urlsafe(32)}"
-    row = {
+    row: dict[str, Any] = {
         "name": name,
         "sha256": hashlib.sha256(token.encode()).hexdigest(),
         "role": role,
         "topics": None if topics is None else list(topics),
     }
+    if max_topics is not None:
+        row["max_topics"] = max_topics
     try:
         while not _is_added(path, row):
             pass
@@ -217,6 +227,9 @@ def _keep_access(path: Path, new: Path) -> None:
         ) from error
 
 
+# `max_topics` of a row without that member
+_UNSET = object()
+_MEMBERS = ("name", "sha256", "role", "topics", "max_topics")
 _CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
     documents.record(
         dict,
@@ -224,25 +237,27 @@ _CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
         sha256=documents.text("[0-9a-f]{64}"),
         role=documents.text("|".join(ROLES)),
         topics=documents.Optional(documents.nullable(documents.list_of(documents.text())), None),
+        max_topics=documents.Optional(documents.nullable(documents.integer(0, 2**31 - 1)), _UNSET),
     )
 )
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        return list(_CHECK(json.loads(path.read_bytes())))
-    except OSError as error:
-        raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        problem = str(error) if isinstance(error, Malformed) else "it is not JSON"
-        raise SetupUnavailable(f"{path} is not a file of tokens: {problem}") from error
+        return list(_CHECK(read_grants(path, _MEMBERS)))
+    except ValueError as error:
+        raise SetupUnavailable(f"{path} is not a file of tokens: {error}") from error
 
 
 def _load(path: Path) -> dict[str, Caller]:
-    return {
-        row["sha256"]: Caller(row["name"], row["role"], None if row["topics"] is None else tuple(row["topics"]))
-        for row in _rows(path)
-    }
+    return {row["sha256"]: _caller(row) for row in _rows(path)}
+
+
+def _caller(row: dict[str, Any]) -> Caller:
+    topics, max_topics = None if row["topics"] is None else tuple(row["topics"]), row["max_topics"]
+    if max_topics is _UNSET:
+        max_topics = None if topics is None else MAX_TOPICS
+    return Caller(row["name"], row["role"], topics, max_topics)
 
 
 def _changed(path: Path) -> tuple[int, ...]:

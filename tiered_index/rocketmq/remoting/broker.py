@@ -427,7 +427,7 @@ class ReadOnlyBroker:
             begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
         if wanted <= 0 or begin_ms > end_ms or not caller.sees(topic):
-            return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
+            return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None, caller))
         stored = caller.narrowed(self._messages())
         source = _FittingMessages(ByUniqueKey(stored) if unique else stored, _ROOM_BYTES)
         cursor = None
@@ -450,7 +450,7 @@ class ReadOnlyBroker:
             if is_damaged and not messages:
                 return request.answered(ResponseCode.SYSTEM_ERROR, _DAMAGED)
         remark = self._shortfall(topic, key, answer.messages)
-        fields = self._updated(answer)
+        fields = self._updated(answer, caller)
         if not messages:
             return request.answered(ResponseCode.QUERY_NOT_FOUND, remark or _NO_MESSAGE, fields=fields)
         body = b"".join([message.encode() for message in messages])
@@ -490,8 +490,11 @@ class ReadOnlyBroker:
                 break
         raise BadRequest("the custom field <lastKey> names no message of this key")
 
-    def _updated(self, answer: MessagesResult | None) -> dict[str, str]:
-        """Return the time and the log offset up to which the index is known to be complete, as response fields."""
+    def _updated(self, answer: MessagesResult | None, caller: _Caller) -> dict[str, str]:
+        """Return the time and the log offset up to which the index is known to be complete, as response fields.
+
+        A caller that may see some topics only gets offset 0, since the log's length tells of the bytes of all topics.
+        """
         positions: list[int] = []
         as_of_ms: int | None = None
         if answer is not None and answer.freshness:
@@ -500,7 +503,7 @@ class ReadOnlyBroker:
         elif isinstance(self._index, IndexService):
             positions = list(self._index.durable_positions().values())
         return {
-            "indexLastUpdatePhyoffset": str(max(positions, default=0)),
+            "indexLastUpdatePhyoffset": str(max(positions, default=0) if caller.topics is None else 0),
             "indexLastUpdateTimestamp": str(self._clock.now_ms() if as_of_ms is None else as_of_ms),
         }
 

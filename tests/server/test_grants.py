@@ -1,0 +1,116 @@
+"""Files of tokens and of RocketMQ's keys are read strictly: what opens everything is never a misspelt member."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import index_in, serving
+from tests.server.test_guard import bearer
+from tests.server.test_writing import LINES, lines, message
+from tiered_index.errors import ConfigError
+from tiered_index.server.grants import access_warning
+from tiered_index.server.remoting import read_keys
+from tiered_index.server.tokens import Tokens, add_token
+
+ROW = {"name": "team", "sha256": "0" * 64, "role": "read"}
+# the wrong members of a grant, and the text of the error about them
+WRONG = [
+    ('"topic": ["a"]', "line 3: the member 'topic' is unknown: did you mean 'topics'?"),
+    ('"Topics": ["a"]', "line 3: the member 'Topics' is unknown: did you mean 'topics'?"),
+    ('"prefixes": ["a"]', "line 3: the member 'prefixes' is unknown: the members are "),
+    ('"topics": [""]', "line 3: the member 'topics' has an empty prefix"),
+    ('"topics": ["a", ""]', "line 3: the member 'topics' has an empty prefix"),
+    ('"topics": ["a"], "topics": null', "line 3: the member 'topics' is given twice"),
+]
+
+
+@pytest.mark.parametrize(("members", "said"), WRONG)
+def test_a_misspelt_member_opens_nothing(tmp_path, members, said):
+    tokens, keys = tmp_path / "tokens.json", tmp_path / "keys.json"
+    tokens.write_text(f"[\n{json.dumps(ROW)[:-1]},\n{members}}}]")
+    keys.write_text(f'{{\n"team": {{"secret": "s3cret",\n{members}}}}}')
+    for path, read in ((tokens, Tokens), (keys, read_keys)):
+        with pytest.raises(ConfigError) as caught:
+            read(path)
+        assert said in str(caught.value) and "s3cret" not in str(caught.value)
+
+
+def test_a_key_may_have_any_name(tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_text('{"topic": {"secret": "x", "topics": []}, "": {"secret": "y"}}')
+    keys = read_keys(path)
+    assert not keys["topic"].sees("") and keys[""].sees("any")
+
+
+def test_a_file_that_others_can_write_grants_nothing(tmp_path):
+    path = tmp_path / "tokens.json"
+    add_token(path, "team", "read", None)
+    assert access_warning(path) is None
+    for mode, text in ((0o644, "every user of this host can read it"), (0o660, "its group can write it")):
+        path.chmod(mode)
+        assert text in access_warning(path)
+        assert Tokens(path).problem() is None
+    path.chmod(0o602)
+    with pytest.raises(ConfigError, match="every user of this host can write"):
+        Tokens(path)
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"a": {"secret": "x"}}')
+    keys.chmod(0o666)
+    with pytest.raises(ConfigError, match="every user of this host can write"):
+        read_keys(keys)
+
+
+def test_tokens_in_memory_stay_valid_if_others_can_write_their_file(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.json"
+    token = add_token(path, "team", "read", None)
+    monkeypatch.setattr("tiered_index.server.tokens._LOOK_INTERVAL_S", 0.0)
+    known = Tokens(path)
+    path.chmod(0o606)
+    assert known.find(token) is not None
+    assert "every user of this host can write the token file" in known.problem()
+    path.chmod(0o600)
+    assert known.problem() is None
+
+
+def test_a_limited_writer_makes_a_bounded_number_of_topics(tmp_path):
+    path = tmp_path / "tokens.json"
+    some = bearer(add_token(path, "some", "write", ["orders"], 3))
+    every = bearer(add_token(path, "every", "write", None))
+    with index_in(tmp_path) as index, serving(index, tokens=path) as client:
+
+        def post(headers, *topics):
+            body = lines(*(message(n, topic=topic) for n, topic in enumerate(topics)))
+            return client.post("/v1/entries", content=body, headers=LINES | headers)
+
+        assert post(some, "orders", "orders-a").status_code == 200
+        refused = post(some, "orders-a", "orders-b", "orders-c")
+        assert refused.status_code == 403
+        assert "may put entries of 3 topics, and has put some of 2" in refused.json()["detail"]
+        assert [post(some, topic).status_code for topic in ("orders-b", "orders", "orders-c")] == [200, 200, 403]
+        assert post(every, *(f"t-{n}" for n in range(20))).status_code == 200
+    assert json.loads(path.read_text())[0]["max_topics"] == 3
+    limited = {"name": "a", "sha256": "0" * 64, "role": "write", "topics": ["a"]}
+    path.write_text(json.dumps([limited, {**limited, "sha256": "1" * 64, "topics": None}]))
+    assert {caller.max_topics for caller in Tokens(path)._callers.values()} == {10_000, None}
+
+
+def test_responses_of_the_api_are_not_stored_or_guessed(tmp_path):
+    with index_in(tmp_path) as index, serving(index) as client:
+        for path in ("/v1/topics", "/v1/query?topic=t&key=k", "/v1/query", "/nothing", "/livez", "/metrics"):
+            headers = client.get(path).headers
+            assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store"), path
+        page = client.get("/console/").headers
+        assert (page["x-content-type-options"], page["cache-control"]) == ("nosniff", "no-cache")
+
+
+def test_two_tokens_are_a_bad_request(tmp_path):
+    path = tmp_path / "tokens.json"
+    token = add_token(path, "team", "read", None)
+    with index_in(tmp_path) as index, serving(index, tokens=path) as client:
+        both = [("authorization", "Bearer ti_wrong"), ("authorization", f"Bearer {token}")]
+        for headers in (both, both[::-1]):
+            answer = client.get("/v1/topics", headers=headers)
+            assert (answer.status_code, answer.json()["detail"]) == (
+                400,
+                "the header Authorization is given more than once",
+            )
