@@ -518,7 +518,8 @@ def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table
     for f in dataclasses.fields(item_type):
         if "dtype" in f.metadata:
             dtype = np.dtype(f.metadata["dtype"])
-            kind = pa.binary() if dtype.kind == "S" else pa.from_numpy_dtype(dtype.newbyteorder("="))
+            by_kind = {"S": pa.binary(), "U": pa.string()}
+            kind = by_kind.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
         else:
             kind = pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
         values = columns[f.name]

@@ -6,12 +6,14 @@ import io
 import json
 import socket
 import threading
+from dataclasses import dataclass
+from math import nan
 
 import pyarrow as pa
 import pytest
 
 from tests.server.conftest import PATIENCE_S, index_in, instead_of_query, serving
-from tiered_index import IndexService, Lookup, QueryResult
+from tiered_index import IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, asked_service
@@ -32,6 +34,7 @@ from tiered_index.errors import (
 )
 from tiered_index.server.tokens import add_token
 from tiered_index.service.answers.rows import unseen
+from tiered_index.types import items_table
 
 
 def same(got: QueryResult, own: QueryResult):
@@ -60,6 +63,42 @@ def test_answers_are_the_librarys(asking, index):
     pages = list(asking.query_all("orders", "order-4711", max_count=1))
     assert [[item.offset for item in page] for page in pages] == [[204_800], [1024]]
     assert tuple(asking.stream("orders", "order-4711")) == index.query("orders", "order-4711").items
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(KeyedIndexItem):
+    region: int = column(">u2", identity=True)
+    price: float = column(">f8")
+    code: bytes = column("S4")
+
+
+def test_own_columns_keep_their_types(tmp_path):
+    """JSON has neither bytes nor NaN, and an empty answer has no values: the service declares the columns."""
+    with (
+        index_in(tmp_path, item_type=Order) as index,
+        serving(index) as http,
+        IndexClient(str(http.base_url)) as asking,
+    ):
+        for n, price in enumerate((1.5, 2.0, nan)):
+            index.put("orders", 0, "k", n, 7, 1_762_000_000_000, region=n, price=price, code=b"a\0b")
+        for key in ("k", "none"):
+            own = index.query("orders", key)
+            table = own.to_arrow()
+            assert table.schema.field("price").type == pa.float64()
+            batch = asking.query_many_arrow([("orders", key)])[0].drop_columns(["lookup"])
+            answers = [asking.query("orders", key), asking.query_many([("orders", key)])[0]]
+            for served in (*(one.to_arrow() for one in answers), batch):
+                assert (served.schema, repr(served.to_pylist())) == (table.schema, repr(table.to_pylist()))
+            assert repr([*asking.stream("orders", key)]) == repr([*own])
+            assert repr([one.item for one in asking.messages("orders", key).messages]) == repr([*own])
+
+
+def test_an_older_services_columns_have_the_types_of_their_values(index):
+    (document, *_) = index.query("orders", "order-4711").to_dict()["items"]
+    item = item_of({**document, "price": 1.5, "code": "ab"})
+    assert (item.price, item.code) == (1.5, "ab")
+    kinds = items_table([item], type(item)).schema.types[-2:]
+    assert kinds == [pa.float64(), pa.string()]
 
 
 def test_texts_may_be_members_of_an_enumeration(asking, index):

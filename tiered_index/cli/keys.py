@@ -7,6 +7,7 @@ nothing has one row without entry. Memory: a batch of lookups and its answers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
-from tiered_index.types import Answer, FileReport, Lookup, format_time, items_table
+from tiered_index.types import Answer, FileReport, Lookup, format_time
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
 # Lookups of a batch, which share their reads
@@ -53,13 +54,14 @@ def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
 def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
     """Return the answers to lookups, one row an entry. A lookup without entries has one row with null columns."""
     answers = list(results)
-    entries = items_table([item for answer in answers for item in answer], results.item_type).drop_columns(["topic"])
     counts = results.counts
-    if clash := [name for name in entries.column_names if name.lower() in _ASKED.names]:
+    own = [f.name for f in dataclasses.fields(results.item_type) if f.name != "topic"]
+    if clash := [name for name in own if name.lower() in (*_ASKED.names, "lookup")]:
         raise InvalidArgument(
             f"the index's entries have a column {clash[0]!r}, which clashes with a column of answers: look the "
             f"keys up from Python by query_many"
         )
+    entries = results.to_arrow().drop_columns(["lookup", "topic"])
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
     first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
     position = np.arange(len(lookup)) - first[lookup]

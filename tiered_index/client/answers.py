@@ -7,10 +7,12 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
+from tiered_index.format.schema import Column, Schema
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.types import (
     Explain,
@@ -33,34 +35,62 @@ T = TypeVar("T")
 D = TypeVar("D")
 # Key of the status in the metadata of an Arrow stream's last batch
 STATUS = b"tiered_index.status"
+# Header with the declarations of the entries' columns
+COLUMNS = "tiered-index-columns"
 
 
 def decoded(decode: Callable[[D], T], document: D) -> T:
     """Return `decode(document)`. Raises `StorageUnavailable` if the document has another form than a service's."""
     try:
         return decode(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         raise StorageUnavailable(f"unexpected response: is this a tiered_index service? {error!r:.200}") from error
 
 
-@functools.cache
-def _item_type(more: tuple[str, ...]) -> type[IndexItem]:
-    """Return the item class that has the columns `more` in addition to those of `IndexItem`."""
-    if not more:
-        return IndexItem
-    if more == ("fingerprint",):
+_EVERY = frozenset(one.name for one in dataclasses.fields(IndexItem))
+# declarations of columns by the type of their values in JSON. A number that is not finite is null there.
+_INFERRED = {int: ">i8", float: ">f8", type(None): ">f8", str: "U1"}
+
+
+def item_type_of(declared: str | None) -> type[IndexItem] | None:
+    """Return the class of the entries of a response by its header `COLUMNS`; None without it (an older service).
+
+    Raises `StorageUnavailable` for another text.
+    """
+    return None if declared is None else decoded(_declared, declared)
+
+
+@functools.lru_cache(maxsize=64)
+def _declared(declared: str) -> type[IndexItem]:
+    document = json.loads(declared)
+    return Schema(document["name"], tuple(Column(*one) for one in document["columns"])).item_type()
+
+
+@functools.lru_cache(maxsize=1024)
+def _inferred(columns: tuple[tuple[str, type], ...]) -> type[IndexItem]:
+    """Return the item class that has `columns` (name and type in JSON) in addition to those of `IndexItem`."""
+    if [name for name, _ in columns] == ["fingerprint"]:
         return KeyedIndexItem
-    # The response does not say which columns are part of the identity. With all of them no entry is dropped.
-    fields = [(name, Any, column(">i8", identity=True)) for name in more]
+    # An older service does not say which columns are part of the identity. With all of them no entry is dropped.
+    fields = [(name, Any, column(_INFERRED[kind], identity=True)) for name, kind in columns]
     return dataclasses.make_dataclass("ServedItem", fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
 
-_EVERY = frozenset(one.name for one in dataclasses.fields(IndexItem))
+@functools.lru_cache(maxsize=64)
+def _decoders(item_type: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return the names of columns whose values JSON can't have, each with a function that decodes them."""
+    by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
+    kinds = {f.name: f.metadata.get("dtype", "").lstrip("<>=|")[:1] for f in dataclasses.fields(item_type)}
+    return tuple((name, by_kind[kind]) for name, kind in kinds.items() if kind in by_kind)
 
 
-def item_of(document: dict[str, Any]) -> IndexItem:
-    """Return the entry that a JSON document describes."""
-    return _item_type(tuple(name for name in document if name not in _EVERY))(**document)
+def item_of(document: Mapping[str, Any], item_type: type[IndexItem] | None = None) -> IndexItem:
+    """Return the entry that a JSON document describes, of `item_type`, or of a class that has its columns."""
+    kind: Any = item_type or _inferred(tuple((name, type(one)) for name, one in document.items() if name not in _EVERY))
+    if decoders := _decoders(kind):
+        document = {**document, **{name: decode(document[name]) for name, decode in decoders}}
+    item: IndexItem = kind(**document)
+    return item
 
 
 def _known(kind: Any, document: Mapping[str, Any]) -> Any:
@@ -92,22 +122,25 @@ def seen_of(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def result_of(document: dict[str, Any]) -> QueryResult:
-    """Return the answer to one lookup."""
-    items = tuple(map(item_of, document["items"]))
+def result_of(document: dict[str, Any], item_type: type[IndexItem] | None = None) -> QueryResult:
+    """Return the answer to one lookup. `item_type` as in `item_of`."""
+    items = tuple(item_of(one, item_type) for one in document["items"])
     return QueryResult(
         items=items,
         cursor=document["cursor"],
         timestamp_resolution_ms=document["timestamp_resolution_ms"],
-        item_type=type(items[0]) if items else IndexItem,
+        item_type=item_type or (type(items[0]) if items else IndexItem),
         **seen_of(document),
     )
 
 
-def results_of(document: dict[str, Any]) -> list[QueryResult]:
-    """Return the answers of a batch. Each has the explain and freshness of the whole batch."""
+def results_of(document: dict[str, Any], item_type: type[IndexItem] | None = None) -> list[QueryResult]:
+    """Return the answers of a batch; `item_type` as in `item_of`.
+
+    Each has the explain and freshness of the whole batch.
+    """
     common = {name: document[name] for name in ("explain", "freshness", "timestamp_resolution_ms")}
-    return [result_of(common | one) for one in document["results"]]
+    return [result_of(common | one, item_type) for one in document["results"]]
 
 
 def table_of_stream(data: bytes) -> tuple[pa.Table, dict[str, Any]]:
@@ -141,12 +174,12 @@ class _Message:
         return self.document  # the service was asked for the body's form
 
 
-def messages_of(document: dict[str, Any]) -> MessagesResult:
-    """Return the answer to a lookup of messages."""
+def messages_of(document: dict[str, Any], item_type: type[IndexItem] | None = None) -> MessagesResult:
+    """Return the answer to a lookup of messages. `item_type` as in `item_of`."""
     explain = document["explain"]
     fetched = [
         Fetched(
-            item=item_of(one["item"]) if one["item"] is not None else None,
+            item=item_of(one["item"], item_type) if one["item"] is not None else None,
             state=one["state"],
             message=_Message(one["message"]) if one["message"] is not None else None,
             read_from=one["read_from"],

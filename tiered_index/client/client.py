@@ -19,15 +19,18 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
 
 from tiered_index.client.answers import (
+    COLUMNS,
     decoded,
     error_of,
     item_of,
+    item_type_of,
     messages_of,
     reports_of,
     result_of,
@@ -110,7 +113,7 @@ class IndexClient:
         """
         lookup = Lookup(topic, key, begin_ms, end_ms, max_count, cursor)
         asked = _asked(lookup, allow_partial=allow_partial, explain=explain, **limits)
-        return decoded(result_of, self._json("GET", "/v1/query", asked))
+        return self._answer(result_of, "GET", "/v1/query", asked)
 
     def query_all(
         self,
@@ -147,13 +150,14 @@ class IndexClient:
         """
         asked = _asked(Lookup(topic, key, begin_ms, end_ms, 1000), allow_partial=allow_partial, all=True, **limits)
         response = self._ask("GET", "/v1/query", asked, accept=NDJSON, preload=False)
+        item_type = item_type_of(response.headers.get(COLUMNS))
         try:
             status = None
             for line in _lines(response, self.url):
                 document = _parsed(line, self.url)
                 # Only entries have a topic_id. Their further columns may have any name, even "status".
                 if "topic_id" in document:
-                    yield decoded(item_of, document)
+                    yield decoded(partial(item_of, item_type=item_type), document)
                 else:
                     status = document
         finally:
@@ -183,7 +187,7 @@ class IndexClient:
         if not given:
             return []
         body = _batch_body(given, allow_partial, False, limits)
-        return decoded(results_of, self._json("POST", "/v1/query:batch", {}, body, timeout_of=limits))
+        return self._answer(results_of, "POST", "/v1/query:batch", {}, body, timeout_of=limits)
 
     def query_many_arrow(
         self,
@@ -228,7 +232,7 @@ class IndexClient:
         """
         lookup = Lookup(topic, key, begin_ms, end_ms, max_count, cursor)
         asked = _asked(lookup, allow_partial=allow_partial, explain=explain, body=body, **limits)
-        return decoded(messages_of, self._json("GET", "/v1/messages", asked))
+        return self._answer(messages_of, "GET", "/v1/messages", asked)
 
     def message(self, msg_id: str, topic: str | None = None, *, body: str = "text", **limits: Any) -> MessagesResult:
         """Return one message: by the id of its place, or with `topic` by its unique key.
@@ -238,7 +242,7 @@ class IndexClient:
         asked = _given({"topic": topic, "body": body, **limits})
         # An id of dots alone would change the path
         path = f"/v1/messages/{quote(msg_id, safe='', errors=_HALVES).replace('.', '%2E')}"
-        return decoded(messages_of, self._json("GET", path, asked))
+        return self._answer(messages_of, "GET", path, asked)
 
     def topics(
         self,
@@ -304,6 +308,12 @@ class IndexClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _answer(self, decode: Callable[[dict[str, Any], type[IndexItem] | None], T], *asked: Any, **how: Any) -> T:
+        """Return the answer that a request of entries gets. The arguments after `decode` are those of `_ask`."""
+        response = self._ask(*asked, **how)
+        item_type = item_type_of(response.headers.get(COLUMNS))
+        return decoded(lambda document: decode(document, item_type), _parsed(response.data, self.url))
 
     def _json(
         self, method: str, path: str, asked: Mapping[str, Any], body: bytes | None = None, **how: Any

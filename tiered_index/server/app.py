@@ -61,10 +61,10 @@ class Service:
         health = self._health = HealthHandlers(served, metrics)
         verification = self._verification = VerificationHandlers(*of_index)
         self.routes = [
-            _route("GET", "/v1/query", lookups.query, parameters.QueryParameters),
-            _route("POST", "/v1/query:batch", lookups.query_batch),
-            _route("GET", "/v1/messages", lookups.messages, parameters.MessagesParameters),
-            _route("GET", "/v1/messages/{id:path}", lookups.message, parameters.MessageParameters),
+            _route("GET", "/v1/query", lookups.typed(lookups.query), parameters.QueryParameters),
+            _route("POST", "/v1/query:batch", lookups.typed(lookups.query_batch)),
+            _route("GET", "/v1/messages", lookups.typed(lookups.messages), parameters.MessagesParameters),
+            _route("GET", "/v1/messages/{id:path}", lookups.typed(lookups.message), parameters.MessageParameters),
             _route("GET", "/v1/browse", lookups.browse, parameters.BrowseParameters),
             _route("GET", "/v1/topics", lookups.topics, parameters.Range),
             _route("GET", "/v1/files", stored.files, Nothing),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, islice
@@ -71,6 +72,8 @@ _MESSAGES = b'{"messages":['
 # Entries of a stream that are sent at once; a slow stream ends after such a piece
 _ROWS = 1000
 _TOO_SLOWLY = "the client reads the answer too slowly: continue from its cursor"
+Handle = Callable[[Request, Any], Awaitable[Response]]
+"""A handler: it gets a request and its checked query."""
 
 
 class LookupHandlers(Handlers):
@@ -79,6 +82,20 @@ class LookupHandlers(Handlers):
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
         self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
+
+    def typed(
+        self, handle: Callable[[Request, Any], Awaitable[Response]]
+    ) -> Callable[[Request, Any], Awaitable[Response]]:
+        """Return the handler with the header `COLUMNS` in its answers."""
+
+        @functools.wraps(handle)
+        async def answer(request: Request, asked: Any) -> Response:
+            response = await handle(request, asked)
+            item_type: Any = self.served.lookups.item_type
+            response.headers[wire.COLUMNS] = wire.columns_of(item_type)
+            return response
+
+        return answer
 
     async def query(self, request: Request, asked: parameters.QueryParameters) -> Response:
         """Answer a lookup of one key."""

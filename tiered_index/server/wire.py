@@ -14,6 +14,7 @@ import orjson
 import pyarrow as pa
 
 from tiered_index.encoding import json_text, plain
+from tiered_index.format.schema import BASE_COLUMNS, Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult
@@ -21,6 +22,8 @@ from tiered_index.types import QueryResult, TopicsResult
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
 # Key of the status document in the metadata of an Arrow stream's last batch
 STATUS = b"tiered_index.status"
+COLUMNS = "tiered-index-columns"
+"""Header of answers with entries: JSON of their class's name, and of its columns beside those of `IndexItem`."""
 # Members of an answer that may have local paths
 _PLACES = ("failed", "explain", "freshness", "lost")
 
@@ -42,6 +45,13 @@ def encode(document: Any) -> bytes:
         # half a surrogate pair: not ASCII, so that `json_text` encodes it
         data = b"\x80"
     return (data.replace(b"\x7f", b"\\u007f") if data.isascii() else json_text(document, compact=True).encode()) + b"\n"
+
+
+@functools.lru_cache(maxsize=64)
+def columns_of(item_type: Any) -> str:
+    """Return the value of the header `COLUMNS` for a class of entries."""
+    declared = Schema.of(item_type).to_json()
+    return json_text(declared | {"columns": declared["columns"][len(BASE_COLUMNS) :]}, compact=True)
 
 
 def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:

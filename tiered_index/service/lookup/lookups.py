@@ -323,6 +323,11 @@ class Lookups(ABC, Generic[ItemT]):
         return du_table(stats, self.log_state, self._prices)
 
     @property
+    def item_type(self) -> type[IndexItem]:
+        """The class of the entries."""
+        return self._engine.item_type
+
+    @property
     def schema(self) -> Schema:
         """The schema of the entries. One index only."""
         self._check_one_index()
