@@ -51,6 +51,10 @@ _OF_SERVICE = "the index"
 # logger of repeated requests; a text because the module loads boto3
 _RETRIES = "tiered_index.storage.retry"
 P = ParamSpec("P")
+# Python's form of bytes of the command line that are not UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# parameters that name files of the caller, whose names may have any bytes
+_LOCAL_FILES = frozenset({"source", "file", "files", "keys", "out", "messages", "report"})
 
 _common = partial(typer.Option, rich_help_panel="Common options")
 LogFormat = Literal["text", "json"]
@@ -279,10 +283,12 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         session.out.flags = flags
 
         def act() -> int:
-            for value in kwargs.values():
+            for name, value in (*kwargs.items(), ("storage", session.storages), ("set", session.settings)):
                 if isinstance(value, Path):
                     # raises for a text that no file can have as its name
                     absolute_path(value)
+                elif name not in _LOCAL_FILES or _is_of_scheme(value):
+                    _check_text(flags.get(name, name.replace("_", "-")), value)
             for name, p in groups.items():
                 kwargs[name] = p.annotation(**{option.name: kwargs.pop(option.name) for option in _options_of(p)})
             return function(session, *args, **kwargs)
@@ -297,6 +303,20 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     del wrapper.__wrapped__
     return wrapper
+
+
+def _is_of_scheme(value: object) -> bool:
+    return isinstance(value, str) and "://" in value
+
+
+def _check_text(name: str, value: object) -> None:
+    """Raise `InvalidArgument` for an argument that is not UTF-8: no key, topic or name of an index is such text."""
+    for text in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(text, str) and _SURROGATE.search(text) is not None:
+            raise InvalidArgument(
+                f"{name} {text[:100]!r} is not UTF-8, so it can't be compared with text of the index: set the terminal "
+                "and the script to UTF-8"
+            )
 
 
 def _guarded(session: Session, act: Callable[[], int]) -> int:
