@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexErr
 from tiered_index.retention import Expired
 from tiered_index.service.answers.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.records import LostObject, RangeKind, SourceRange
 
 __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
 
@@ -48,13 +49,26 @@ class Loss:
     - `begin`, `end`: the positions in the source; `end` is exclusive.
     - `messages`: the number of messages; None: not known.
     - `problem`: the reason.
+    - `begin_ms`, `end_ms`: bounds of the messages' times (epoch ms): the range may touch every lookup of these times.
+      `end_ms` None: the present.
+    - `topic`: the only topic that has messages there; None: any topic.
+    - `is_least`: there may be more than `messages`.
     """
 
-    kind: Literal["corrupt", "missing", "rewritten"]
+    kind: RangeKind
     begin: int
     end: int
     messages: int | None
     problem: str
+    begin_ms: int = 0
+    end_ms: int | None = None
+    topic: str | None = None
+    is_least: bool = False
+
+    def recorded(self, source: str, now_ms: int) -> LostObject:
+        """Return the loss as a record of the storage's log has it."""
+        lost = SourceRange(source, self.kind, self.begin, self.end, self.messages, self.topic)
+        return lost.lost(self.begin_ms, now_ms if self.end_ms is None else self.end_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +430,9 @@ class Follower:
             progress_s = time.monotonic()
 
     def _take(self, batch: Batch) -> None:
+        if batch.losses:
+            # before the position is durable: a range that no run finds again must be in the log
+            self._record(batch.source, batch.losses)
         if batch.columns is not None:
             self.entries += self.put(batch.columns, batch.source, batch.position)
         self.messages += batch.messages
@@ -423,6 +440,20 @@ class Follower:
         self.left_out += batch.left_out
         self.replaced_keys += batch.replaced_keys
         self._lose(batch.losses)
+
+    def _record(self, source: str, losses: Sequence[Loss]) -> None:
+        """Record losses in the storage's log, so that answers name them. Waits while the storage is unavailable."""
+        until_s = time.monotonic() + self.put.patience_s
+        recorded = [loss.recorded(source, time.time_ns() // 10**6) for loss in losses]
+        while True:
+            try:
+                self.index.record_ranges(recorded)
+                return
+            except StorageUnavailable:
+                if time.monotonic() > until_s:
+                    raise
+                if self.stop.wait(_PUT_PAUSE_S):
+                    raise Stopped("stopped while a skipped range waited for the storage") from None
 
     def _take_end(self, last: Batch) -> None:
         self.state = last.state or self.state
@@ -436,7 +467,8 @@ class Follower:
 
     def _lose(self, losses: Iterable[Loss]) -> None:
         for loss in losses:
-            count = f", {loss.messages:,} messages" if loss.messages is not None else ""
+            least = "at least " if loss.is_least else ""
+            count = f", {least}{loss.messages:,} messages" if loss.messages is not None else ""
             self._note(f"{loss.kind}: {self.source.offsets} {loss.begin} to {loss.end}{count}: {loss.problem}")
             self.loss_count += 1
             if len(self.losses) < _LOSSES:

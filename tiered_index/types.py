@@ -193,6 +193,9 @@ class LostFile(_Record):
 
     `file` is its name. Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in
     [`begin_ms`, `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.
+
+    `reason` is set for a range of a followed source that was skipped: deleted before it was read, or damaged. Then
+    `file` is the source's name, and `entries` the least number of messages that are known to be in the range.
     """
 
     file: str
@@ -200,6 +203,7 @@ class LostFile(_Record):
     end_ms: int
     entries: int
     source: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

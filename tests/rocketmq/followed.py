@@ -183,7 +183,7 @@ class Followed:
             handle.seek(offset % SEGMENT)
             handle.write(data)
 
-    def write(self, count: int, *, flush: bool = True, **fields: Any) -> list[int]:
+    def write(self, count: int, *, flush: bool = True, only_topic: str | None = None, **fields: Any) -> list[int]:
         """Put messages of two topics; return their offsets. Each has one of 17 keys, its own key and a unique key."""
         offsets = []
         for number in range(self.number, self.number + count):
@@ -192,7 +192,7 @@ class Followed:
                 "keys": f"k{number % KEYS}  own-{number}",
                 "uniq_key": f"U{number:030X}",
             } | fields
-            topic = "orders" if number % 3 else "payments"
+            topic = only_topic or ("orders" if number % 3 else "payments")
             offsets.append(self.writer.put(topic, number % 4, store_ms=NOW_MS + 20 * number, **given).offset)
         self.number += count
         if flush:

@@ -75,7 +75,7 @@ def test_it_describes_the_bodies(path, model):
         (IndexItem, {"source"}),
         (FileReport, set()),
         (Freshness, {"not_asked"}),
-        (LostFile, set()),
+        (LostFile, {"reason"}),
         (TopicSummary, set()),
         (Explain, {"files"}),
         (Verification, set()),

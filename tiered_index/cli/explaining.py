@@ -39,11 +39,16 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
 def lost_text(lost: Sequence[LostFile]) -> str:
     """Return the time ranges of lost files as text; empty if there are none."""
     told = [
-        f"{format_time(one.begin_ms)} to {format_time(one.end_ms)} ({counted(one.entries, 'entry', 'entries')} of all "
-        f"keys lost with {one.file}{_of_source(one)})"
+        f"{format_time(one.begin_ms)} to {format_time(one.end_ms)} ({_cause(one)}{_of_source(one)})"
         for one in lost[:_LOST_SHOWN]
     ]
     return ", ".join(told + ([f"and {len(lost) - len(told):,} more"] if len(lost) > len(told) else []))
+
+
+def _cause(lost: LostFile) -> str:
+    if lost.reason is not None:
+        return f"of {lost.file}, {lost.reason}"
+    return f"{counted(lost.entries, 'entry', 'entries')} of all keys lost with {lost.file}"
 
 
 def _once(reports: Iterable[FileReport]) -> list[FileReport]:

@@ -217,7 +217,7 @@ def export(
     started_s = time.monotonic()
     chosen = topic, within.begin, within.end
     with session.open_reader(config) as reader, reader.export(*chosen, allow_partial=True) as entries:
-        lost = [one.told(None) for one in reader.log_state.lost.values()]
+        lost = [one.told(None) for one in reader.log_state.lost.values() if one.lacks_entries]
         with _made(out, form, entries, slots, items) as writer:
             with session.progress("exporting", entries.most_entries) as progress:
                 for table in _tables(entries):

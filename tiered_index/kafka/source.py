@@ -764,7 +764,9 @@ def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
     """Return the loss: records that are skipped, or that were put and are not in the log any more."""
     where = f"{partition.place} had offset {partition.read:,} next, and its log has {begin:,} to {end:,}"
     if target >= partition.read:
-        return Loss("missing", partition.read, target, None, f"{where}: deleted before they were read")
+        problem = f"{where}: deleted before they were read"
+        # producers choose the times of records, so records around the gap do not bound its times
+        return Loss("missing", partition.read, target, None, problem, topic=partition.key[0])
     return Loss(
         "rewritten", target, partition.read, None, f"{where}: the log begins again, and is read from {target:,}"
     )

@@ -58,6 +58,7 @@ from tiered_index.service.lifecycle.segment_archive import (
     SegmentUploads,
     SourceSegment,
 )
+from tiered_index.service.log.records import LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups, config_of
@@ -343,6 +344,14 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         given = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
         return self._archiver.call(partial(self._segments.archive, given))
+
+    def record_ranges(self, lost: Sequence[LostObject]) -> None:
+        """Record ranges of a source that were skipped or rewritten, so that answers name them. Idempotent.
+
+        Raises `StorageUnavailable` (repeat the call), `WriterFenced`.
+        """
+        self._check_open()
+        self._log_reader.call(partial(self._session.record_ranges, tuple(lost)))
 
     def archive_columns(self, store: str, start: int, count: int, file: bytes) -> bool:
         """Upload records of a source's log unless they are archived already. Return whether they were uploaded.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tiered_index.encoding import MAX_BODY_BYTES
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
-from tiered_index.format.archived import SegmentTable
+from tiered_index.format.archived import DAMAGED_PIECE, SegmentTable
 from tiered_index.rocketmq.archive.search import MessageSearch
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -32,9 +32,9 @@ from tiered_index.rocketmq.log.message import (
     decode_message,
     peek_topic,
 )
-from tiered_index.rocketmq.log.store import StoreDirectory, queues_of
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory, queues_of
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.records import ArchivedSegment, SourceRange
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
@@ -325,6 +325,21 @@ class RocketmqMessages:
                     )
         return None
 
+    def _cut_of(self, search: MessageSearch) -> SourceRange | None:
+        """Return the range that the broker rewrote after the message of an entry was put, by the log of its index."""
+        item = search.item
+        archive = self._archives.get(item.source) if item is not None else None
+        if item is None or archive is None:
+            return None
+        for one in archive.state().lost.values():
+            lost = one.range
+            if lost is None or lost.kind != "rewritten" or not lost.begin <= item.offset < lost.end:
+                continue
+            of_store = self._store_name is None or lost.source == SOURCE_PREFIX + self._store_name
+            if of_store and item.timestamp_ms // 1000 <= one.second_max:
+                return lost
+        return None
+
     def _outcome(self, search: MessageSearch) -> Fetched:
         outcome = search.outcome(partial(self._missing, search))
         return replace(outcome, instead=outcome.instead or search.instead)
@@ -344,6 +359,11 @@ class RocketmqMessages:
                 no_log = "" if self._folder is not None else ", and no store directory was given"
                 search.problems.append(not_archived + no_log)
         damaged = search.damaged or search.is_damaged_locally
+        if damaged and not search.is_damage_sure and (cut := self._cut_of(search)) is not None:
+            damaged = False
+            search.problems.insert(
+                0, f"commit log offsets {cut.begin:,} to before {cut.end:,} were cut off or rewritten"
+            )
         return search.missing(state, damaged=damaged, withheld=search.sees is not None)
 
 
@@ -418,7 +438,11 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
                 if search.sees is not None and not _is_seen(archive, pieces, search):
                     search.problems.append(_WITHHELD)
                     continue
-                message = _decode(archive, pieces, search)
+                try:
+                    message = _decode(archive, pieces, search)
+                except CorruptFile as error:
+                    search.fail(error, no_message=error.problem != DAMAGED_PIECE)
+                    continue
                 if message.is_erased:
                     search.take_erased(message, run.segment.name)
                 else:

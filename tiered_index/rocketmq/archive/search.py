@@ -38,6 +38,8 @@ class MessageSearch(Search):
     is_damaged_locally: bool = False
     # Whether the archived segment was removed or replaced
     gone: bool = False
+    # Whether a checksum of the archive shows damage, not only that no message begins at the place
+    is_damage_sure: bool = False
     # Returns whether the caller may see a topic; None: every topic
     sees: Callable[[str], bool] | None = None
 
@@ -73,10 +75,14 @@ class MessageSearch(Search):
             told = "its body and properties were erased from the archived segment"
             self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)
 
-    def fail(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
-        """Note an error, without its traceback, which would keep the bytes in memory."""
+    def fail(self, error: CorruptFile | StorageError | BudgetExceeded, *, no_message: bool = False) -> None:
+        """Note an error, without its traceback, which would keep the bytes in memory.
+
+        `no_message`: the bytes at the place are those that were archived, but they are no message.
+        """
         self.problems.append(str(error))
         if isinstance(error, CorruptFile):
+            self.is_damage_sure = self.is_damage_sure or not no_message
             self.damaged = self.damaged or self.item is not None or error.problem == DAMAGED_PIECE
         else:
             self.error = error.with_traceback(None)

@@ -44,6 +44,7 @@ from tiered_index.rocketmq.follow.tail import (
     is_followed,
     stable_end,
     stable_part,
+    store_ms_at,
     torn_tail,
 )
 from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
@@ -122,6 +123,7 @@ class Dispatcher:
         self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
         self.fingerprints = LogFingerprints.load(index.config.root, store.source, disk or Disk())
         durable = self._known = index.durable_position(store.source)
+        self._last_store_ms: int | None = None
         # Commit log offset after the last put message; None before the first message of an empty log
         self.position: int | None = durable
         if restart or durable is None:
@@ -131,6 +133,8 @@ class Dispatcher:
                 end = self.fingerprints.ranges[-1].end
                 same = self._last_same(self._reader.segments(), end)
                 self._note_rewritten(self.fingerprints, same, end)
+                if same is not None and same.end < end:
+                    self._record_rewritten(same.end, end, None)
             self.fingerprints.cut(0)
         elif self.fingerprints.continue_at is not None:
             # the durable position may belong to the log before it was rewritten, or be before `continue_at`
@@ -141,7 +145,6 @@ class Dispatcher:
         # The selection of the previous run, in words, if it differs from the present one
         self.selected_before = before if durable is not None and not restart and before != selection else None
         self.fingerprints.selection = selection
-        self._last_store_ms: int | None = None
         # Position of zeros before something readable, and the log's end then; in the next round they are written or
         # damage
         self._hole: tuple[int, int] | None = None
@@ -244,7 +247,7 @@ class Dispatcher:
             if self.position is not None and error.begin < self.position:
                 return self._end(losses=(self._rewritten(),), caught_up=False)
             count = self.store.messages_named(error.begin, error.end)
-            known = f" ({count:,} messages by the consume queues)" if count else ""
+            known = f" (at least {count:,} messages, by the consume queues)" if count else ""
             problem = error.problem.partition(": commit log offsets")[0] + known
             raise MissingOffsets(error.file, problem, error.begin, error.end) from error
         self._torn = None
@@ -301,16 +304,18 @@ class Dispatcher:
 
     def _remembered(self, batch: IndexBatch) -> Batch:
         """Save a batch's fingerprints and return it for the index: everything durable must have a fingerprint."""
+        before_ms = self._time_before()
         if is_new := bool(batch.messages or batch.end != self.position):
             durable = self._index.durable_position(self.store.source) or 0
             for fingerprint in fingerprints_of(batch):
                 self.fingerprints.add(fingerprint, durable)
+            self.fingerprints.last_store_ms = batch.last_store_ms or before_ms
             self.fingerprints.save()
         return Batch(
             source=self.store.source,
             position=batch.end,
             columns=batch.columns if is_new else None,
-            losses=tuple(map(self._loss, batch.skipped)),
+            losses=tuple([self._loss(one, batch, before_ms) for one in batch.skipped]),
             **{name: getattr(batch, name) for name in ("messages", "hidden", "left_out", "replaced_keys")},
         )
 
@@ -323,10 +328,27 @@ class Dispatcher:
             self._broker, self._scrubber.compare_all = broker, True
         self._last_store_ms = batch.last_store_ms or self._last_store_ms
 
-    def _loss(self, skipped: SkippedRange) -> Loss:
+    def _time_before(self) -> int | None:
+        """Return the store timestamp of the last message before the position; None: unknown."""
+        return self._last_store_ms or self.fingerprints.last_store_ms
+
+    def _loss(self, skipped: SkippedRange, batch: IndexBatch, before_ms: int | None) -> Loss:
+        """Return the loss of a range that was skipped before a batch; messages around it bound its times."""
         missing = skipped.file == str(self.store.commitlog)
         count = self.store.messages_named(skipped.begin, skipped.end) if missing else None
-        return Loss("missing" if missing else "corrupt", skipped.begin, skipped.end, count, skipped.problem)
+        after_ms = store_ms_at(batch.data, int(batch.positions[0])) if batch.messages else None
+        if before_ms is not None and after_ms is not None and after_ms < before_ms:
+            before_ms, after_ms = after_ms, before_ms  # a clock was set back
+        return Loss(
+            "missing" if missing else "corrupt",
+            skipped.begin,
+            skipped.end,
+            count,
+            skipped.problem,
+            begin_ms=before_ms or 0,
+            end_ms=after_ms,
+            is_least=count is not None,
+        )
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
         """Compare the last put message with the log; if it differs, return the loss or raise `RewrittenOffsets`."""
@@ -372,6 +394,7 @@ class Dispatcher:
         count = self.fingerprints.messages_behind(begin) if self.fingerprints.ranges else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:
+            self._record_rewritten(lost.begin, lost.end, count)
             raise lost
         after = replace(self.fingerprints, continue_at=begin)
         self._note_rewritten(after, same, lost.end)
@@ -380,7 +403,27 @@ class Dispatcher:
         self.fingerprints, self.position = after, begin
         self._scrubber.compare_all = False
         self._last_store_ms = None
-        return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
+        return self._loss_of_rewritten(lost.begin, lost.end, lost.messages)
+
+    def _loss_of_rewritten(self, begin: int, end: int, messages: int | None) -> Loss:
+        # not before the messages that were cut off, also if the broker's clock is ahead
+        newest_ms = max(self._clock.now_ms(), self._time_before() or 0)
+        return Loss("rewritten", begin, end, messages, _REWRITTEN, begin_ms=newest_ms, end_ms=newest_ms)
+
+    def _record_rewritten(self, begin: int, end: int, messages: int | None) -> None:
+        """Record a rewritten range that this run does not skip: entries of its messages are missing, not damaged.
+
+        An unavailable storage is no error here: the next run finds the range again.
+        """
+        of_source = [one.range for one in self._index.log_state.lost.values() if one.range is not None]
+        if any(
+            (one.source, one.kind, one.begin, one.end) == (self.store.source, "rewritten", begin, end)
+            for one in of_source
+        ):
+            return
+        with contextlib.suppress(StorageUnavailable):
+            loss = self._loss_of_rewritten(begin, end, messages)
+            self._index.record_ranges([loss.recorded(self.store.source, self._clock.now_ms())])
 
     def _last_same(self, segments: tuple[Segment, ...], end: int) -> RangeFingerprint | None:
         return self.fingerprints.last_same(segments, max(last_two_bytes(segments, end), FAR_BYTES))

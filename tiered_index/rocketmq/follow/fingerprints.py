@@ -218,6 +218,8 @@ class LogFingerprints:
     rewritten: Annotated[tuple[tuple[int, int, int], ...], list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS))] = ()
     # The selection of indexed messages, in words; None: unknown
     selection: Annotated[str | None, text()] = None
+    # Store timestamp of the last message before the last range (epoch ms); None: unknown
+    last_store_ms: Annotated[int | None, MILLISECONDS] = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
@@ -247,7 +249,7 @@ class LogFingerprints:
             "witnesses": self.ranges,
             "continue_at": self.continue_at,
             "rewritten": self.rewritten,
-            **({} if self.selection is None else {"selection": self.selection}),
+            **{name: value for name in _IF_KNOWN if (value := getattr(self, name)) is not None},
         }
         root, what = Root(self.path.parent.parent, self.disk), f"writing {self.path}"
         with disk_errors(what):
@@ -258,6 +260,8 @@ class LogFingerprints:
 
     def cut(self, position: int) -> None:
         """Remove the fingerprints that end after `position`."""
+        if self.ranges and self.ranges[-1].end > position:
+            self.last_store_ms = None
         self.ranges = [one for one in self.ranges if one.end <= position]
 
     def add_rewritten(self, begin: int, end: int, now_ms: int) -> None:
@@ -314,6 +318,8 @@ class LogFingerprints:
         return sum(one.messages for one in self.ranges if one.end > position)
 
 
+# Fields that older versions did not store
+_IF_KNOWN = ("selection", "last_store_ms")
 _FOLLOWER = record(
     lambda follower, witnesses, **others: {"ranges": list(witnesses), **others},
     follower=integer(_VERSION, _VERSION),

@@ -36,7 +36,7 @@ from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict
 from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC, MAGICS, MIN_MESSAGE_BYTES, header_dtype
-from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.log.message import Buffer, Message, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at, stored_bytes
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.root import FOLLOWERS
@@ -87,7 +87,7 @@ def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> 
         return StableEnd(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
     # bytes older than the messages before them may remain from a cut
     for at in candidates(data, ahead, segment_bytes=segment.end - ahead):
-        if (store_ms := _store_ms(data, at)) is not None:
+        if (store_ms := store_ms_at(data, at)) is not None:
             return StableEnd(ahead, store_ms)
     return NOTHING
 
@@ -132,11 +132,11 @@ def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> b
         return False
     if next(candidates(behind, batch.end, segment_bytes=segment.end - batch.end), None) != 0:
         return False
-    store_ms = _store_ms(behind, 0)
+    store_ms = store_ms_at(behind, 0)
     return store_ms is None or store_ms >= (batch.last_store_ms or 0)
 
 
-def _store_ms(data: bytes, at: int) -> int | None:
+def store_ms_at(data: Buffer, at: int) -> int | None:
     """Return the store timestamp of the message at a position; None for a blank, or if the data is too short."""
     if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == BLANK_MAGIC:
         return None

@@ -405,13 +405,13 @@ function title({ name, files: some }) {
 function add(end) {
   isPartial = isPartial || end.status === "partial" || end.failed.length > 0;
   for (const one of end.failed) missed.set(`${one.source ?? ""} ${one.file}`, one);
-  lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
+  lost = end.lost.map((one) => ({ ...one, place: one.reason ?? entries(one.entries) }));
 }
 
 function drawMissing() {
   find("missing").replaceChildren();
   lacks("Missing: files that could not be read", [...missed.values()]);
-  lacks("Lost: the storage no longer has these files, and an operator declared them lost", lost);
+  lacks("Lost: an operator declared these files lost, or the index skipped these parts of its source", lost);
   lacks("Not known: messages of these files could not be read", [...unread].filter(([id]) => !missed.has(id))
     .map(([, one]) => one), "Entries of these times may lack tags, ids, keys and bodies:");
 }

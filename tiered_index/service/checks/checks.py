@@ -269,7 +269,7 @@ def check_storage(
     _name_topics(storage, state, report)
     if report.missing:
         report.note(DELETED)
-    report.lost += map(Missing.of, state.lost.values())
+    report.lost += [Missing.of(one) for one in state.lost.values() if one.lacks_entries]
     _note_strays(storage, state, report, DATA_PREFIX)
     _note_strays(storage, state, report, SEGMENTS_PREFIX)
     known = {o.file_id for o in state.objects.values()}

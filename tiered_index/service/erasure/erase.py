@@ -495,8 +495,8 @@ def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) ->
         said.append(f"{len(state.archive)} archived segments: their messages are erased only with --now")
     elif state.archive:
         said.append("the source's own files: only the source can delete them")
-    if state.lost:
-        said.append(f"{len(state.lost)} lost objects that a record gave up")
+    if given_up := sum(one.range is None for one in state.lost.values()):
+        said.append(f"{given_up} lost objects that a record gave up")
     return tuple(said)
 
 

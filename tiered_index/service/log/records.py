@@ -245,9 +245,51 @@ class StreamBatch:
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
+RangeKind = Literal["corrupt", "missing", "rewritten"]
+_REASONS: dict[RangeKind, str] = {
+    "corrupt": "are damaged, and were skipped",
+    "missing": "were deleted before they were read, and were skipped",
+    "rewritten": "were cut off or rewritten after they were read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRange(Stored):
+    """Positions [`begin`, `end`) of a followed source that were skipped, or rewritten after they were read.
+
+    - `messages`: the least number of messages there; None: not known.
+    - `topic`: the only topic that has messages there; None: any topic.
+    """
+
+    source: Annotated[str, text()]
+    kind: Annotated[RangeKind, text("corrupt|missing|rewritten")]
+    begin: Annotated[int, _PLACE]
+    end: Annotated[int, _PLACE]
+    messages: Annotated[int | None, nullable(COUNT)] = None
+    topic: Annotated[str | None, nullable(text())] = None
+
+    @property
+    def reason(self) -> str:
+        """The reason why messages of the range may be missing."""
+        offsets = "commit log offsets" if self.source.startswith("rocketmq:") else "offsets"
+        count = "" if self.messages is None else f" (at least {self.messages:,} messages)"
+        return f"{offsets} {self.begin:,} to before {self.end:,}{count} {_REASONS[self.kind]}"
+
+    def lost(self, begin_ms: int, end_ms: int) -> LostObject:
+        """Return the lost object of the range, whose messages have times in [`begin_ms`, `end_ms`], epoch ms."""
+        identity = f"{self.source}\0{self.topic}\0{self.kind}\0{self.begin}\0{self.end}"
+        file_id = f"{self.kind}-{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}"
+        second_min, second_max = sorted((begin_ms // 1000, end_ms // 1000))
+        name = f"{DATA_PREFIX}{file_id}/skipped"
+        return LostObject(name, file_id, second_min, second_max, max(self.messages or 1, 1), range=self)
+
+
 @dataclass(frozen=True, slots=True)
 class LostObject(Stored):
-    """A lost object that a record gave up. Answers lack its entries permanently. Seconds are inclusive."""
+    """A lost object that a record gave up. Answers lack its entries permanently. Seconds are inclusive.
+
+    `range` is set if it never was an object, but a range of a source.
+    """
 
     name: str
     file_id: str
@@ -256,11 +298,32 @@ class LostObject(Stored):
     count: int
     shard: TableShard | None = None
     hash: HashRule = "abs"
+    range: SourceRange | None = None
 
     @classmethod
     def of(cls, stored: StoredObject) -> LostObject:
         """Return the lost object of a stored object."""
-        return cls(**{name: getattr(stored, name) for name in cls.__slots__})
+        return cls(**{name: getattr(stored, name) for name in cls.__slots__ if name != "range"})
+
+    @property
+    def lacks_entries(self) -> bool:
+        """Whether answers lack entries: false for rewritten messages, whose entries the index has."""
+        return self.range is None or self.range.kind != "rewritten"
+
+    def joined(self, later: LostObject) -> LostObject:
+        """Return one lost object, of this name, for two ranges of one source."""
+        assert self.range is not None and later.range is not None
+        one, other = self.range, later.range
+        counts = [count for count in (one.messages, other.messages) if count is not None]
+        begin, end = min(one.begin, other.begin), max(one.end, other.end)
+        both = replace(one, begin=begin, end=end, messages=sum(counts) if counts else None)
+        return replace(
+            self,
+            second_min=min(self.second_min, later.second_min),
+            second_max=max(self.second_max, later.second_max),
+            count=max(sum(counts), 1),
+            range=both,
+        )
 
     @property
     def file(self) -> str:
@@ -270,14 +333,18 @@ class LostObject(Stored):
     def told(self, source: str | None = None) -> LostFile:
         """Return the lost file as answers report it."""
         begin_ms, end_ms = self.second_min * 1000, self.second_max * 1000
-        return LostFile(file=self.file, begin_ms=begin_ms, end_ms=end_ms, entries=self.count, source=source)
+        file, reason = (self.file, None) if self.range is None else (self.range.source, self.range.reason)
+        return LostFile(file=file, begin_ms=begin_ms, end_ms=end_ms, entries=self.count, source=source, reason=reason)
 
-    def concerns(self, second_min: int, second_max: int, *hashes: int) -> bool:
+    def concerns(self, second_min: int, second_max: int, *hashes: int, topic: str | None = None) -> bool:
         """Return whether it may have had answers in an inclusive range of seconds.
 
-        `hashes` are the hashes of a key by the rules ``abs`` and ``mask``; without them any key counts.
+        `hashes` are the hashes of a key by the rules ``abs`` and ``mask``; without them any key counts. `topic` is that
+        of the lookup (None: any).
         """
-        if self.second_min > second_max or self.second_max < second_min:
+        if self.second_min > second_max or self.second_max < second_min or not self.lacks_entries:
+            return False
+        if self.range is not None and topic is not None and self.range.topic not in (None, topic):
             return False
         shard = self.shard
         if shard is None or not hashes:
@@ -442,7 +509,11 @@ OBJECT_FIELDS = fields_of(StoredObject)
 OBJECT = record(stored_object, **OBJECT_FIELDS)
 DESCRIPTOR = record(IndexDescriptor, **fields_of(IndexDescriptor))
 _ARCHIVED = record(_segment, **fields_of(ArchivedSegment))
-_LOST = record(_lost, **{name: OBJECT_FIELDS[name] for name in LostObject.__slots__})
+_LOST = record(
+    _lost,
+    **{name: OBJECT_FIELDS[name] for name in LostObject.__slots__ if name in OBJECT_FIELDS},
+    range=Optional(nullable(record(SourceRange, **fields_of(SourceRange))), None),
+)
 _BATCH = record(
     lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
     number=COUNT,

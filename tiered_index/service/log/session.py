@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -30,12 +30,13 @@ from tiered_index.errors import (
     ObjectNotFound,
     SchemaMismatch,
     StorageError,
+    StorageUnavailable,
     WriterFenced,
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.log import StorageLog, fenced, own_objects
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
@@ -266,6 +267,23 @@ def _declared(descriptor: IndexDescriptor) -> str:
     return f"{schema.name}({extra})"
 
 
+# most ranges of one source, kind and topic in a log
+_MOST_RANGES = 200
+
+
+def _is_like(old: LostObject, new: LostObject) -> bool:
+    a, b = old.range, new.range
+    return a is not None and b is not None and (a.source, a.kind, a.topic) == (b.source, b.kind, b.topic)
+
+
+def _holds(old: LostObject, new: LostObject) -> bool:
+    """Return whether a known range has all of a new one. A range may be rewritten again, later."""
+    a, b = old.range, new.range
+    assert a is not None and b is not None
+    is_inside = a.begin <= b.begin and b.end <= a.end
+    return is_inside and (a.kind != "rewritten" or new.second_max <= old.second_max)
+
+
 @dataclass(eq=False)
 class StorageSession:
     """A writer's session: `join`, `claim`, then `renew` at intervals. `epoch` is 0 before the claim."""
@@ -343,6 +361,30 @@ class StorageSession:
         if state.epoch > self.epoch:
             raise fenced(self.storage.uri, state.epoch, self.epoch)
         return state
+
+    def record_ranges(self, lost: Sequence[LostObject]) -> None:
+        """Append a record of ranges that the log does not have. If a source has many, the newest one grows.
+
+        Raises `WriterFenced` and `StorageUnavailable`.
+        """
+        if self.fenced is not None:
+            raise self.fenced
+        if not self.claimed:
+            raise StorageUnavailable(f"{self.storage.uri}: the index is not claimed yet, so no record can be added")
+
+        def make(state: LogState) -> LogRecord | None:
+            known = dict(state.lost)
+            for one in lost:
+                assert one.range is not None
+                same = [old for old in known.values() if _is_like(old, one)]
+                if any(_holds(old, one) for old in same):
+                    continue
+                grown = same[-1].joined(one) if len(same) >= _MOST_RANGES else one
+                known[grown.name] = grown
+            added = tuple([one for name, one in known.items() if state.lost.get(name) != one])
+            return LogRecord(0, "ranges", self.epoch, "", 0, lost=added) if added else None
+
+        self.log.append("skipped ranges", self.epoch, make)
 
     @property
     def is_renewal_due(self) -> bool:

@@ -59,6 +59,8 @@ def _newest(
     for second, seconds in zip(known, found, strict=True):
         seconds.extend([] if second is None else [second])
     for one in more:
+        if isinstance(one, LostObject) and one.range is not None:
+            continue  # nothing of it was published
         in_window = one.shard is not None and one.shard.window_s >= QUARANTINE_S
         # the lane of a lost file is not known
         in_lane = one.lane == "quarantine" if isinstance(one, StoredObject) else one.shard is None

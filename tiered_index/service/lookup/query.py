@@ -116,7 +116,8 @@ class Logs(NamedTuple):
         """
         if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
-        lost = [one.told(source) for source, one in self.lost if one.concerns(second_min, second_max, *hashes)]
+        asked = second_min, second_max, *hashes
+        lost = [one.told(source) for source, one in self.lost if one.concerns(*asked, topic=topic)]
         times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
         # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)
@@ -477,7 +478,8 @@ class ViewFields:
                 freshness, lost = found.about
                 unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
                 interval = found.second_min, found.second_max
-                return Logs(lost).provenance(freshness, unknown, None, *interval, found.key_hash, found.masked_hash)
+                hashes = found.key_hash, found.masked_hash
+                return Logs(lost).provenance(freshness, unknown, found.topic, *interval, *hashes)
             case "item_type":
                 return self._item_type
         raise AttributeError(name)

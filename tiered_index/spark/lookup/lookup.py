@@ -211,7 +211,7 @@ def look_up(
             plans=plans,
             answers=answers,
             kept=kept,
-            lost=tuple(one.told() for one in log.state.lost.values()),
+            lost=tuple(one.told() for one in log.state.lost.values() if one.lacks_entries),
             expired_before_ms=max(plan.kept_from) * 1000 if plan.kept_from else None,
             lookups=None if plan.asked is None else len(plan.asked),
         )
