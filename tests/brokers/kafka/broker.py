@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -168,7 +169,7 @@ class Broker:
         """Run a tool of Kafka by its class; return what it prints."""
         return run_java(self.jars, main, *arguments)
 
-    @property
+    @cached_property
     def admin(self) -> AdminClient:
         """A client for questions and changes, as a super user."""
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})

@@ -13,6 +13,8 @@ from tests.brokers.kafka.broker import Broker, BrokerCluster
 from tests.brokers.kafka.topics import Topics
 from tests.integration.cli.command_lines import run_here
 from tests.support.kafka_cluster import Producing
+from tiered_index import IndexService
+from tiered_index.storage.memory import MemoryStorage
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +83,11 @@ def storage(tmp_path) -> str:
 def run(tmp_path: Path):
     """Run a command of `tiered-index` on the test's own root."""
     return lambda *arguments, **options: run_here(*arguments, "--root", tmp_path / "root", **options)
+
+
+@pytest.fixture
+def index(tmp_path):
+    settings = {"slots": 97, "items": 5_000, "background": False}
+    service = IndexService.open(root=tmp_path / "root", storage_backend=MemoryStorage(), **settings)
+    yield service
+    service.abandon()

@@ -1,0 +1,107 @@
+"""Logins, ACLs and TLS with a private authority."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from tests.brokers.kafka.broker import LOGINS
+from tests.kafka.followed import places
+
+SCRAM_LOGIN = ("scrambled", "scrambled-secret")
+
+
+@pytest.fixture(scope="session")
+def scram_login(broker) -> tuple[str, str]:
+    """A user of SCRAM-SHA-256 and the password."""
+    user, password = SCRAM_LOGIN
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    added = UserScramCredentialUpsertion(user, info, password.encode())
+    broker.admin.alter_user_scram_credentials([added])[user].result(30)
+    return SCRAM_LOGIN
+
+
+def allow(broker, user, topic, operation=AclOperation.READ):
+    """Allow a user an operation on a topic; returns the rule."""
+    rule = AclBinding(
+        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW
+    )
+    broker.admin.create_acls([rule])[rule].result(30)
+    return rule
+
+
+def login(protocol, mechanism, user, password, authority):
+    settings = {
+        "security.protocol": protocol,
+        "sasl.mechanisms": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
+    if protocol == "SASL_SSL":
+        settings["ssl.ca.location"] = str(authority.certificate_file)
+    return settings
+
+
+def options(settings):
+    return [word for name, value in settings.items() for word in ("--kafka", f"{name}={value}")]
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_login_with_read_on_the_topic_is_enough(
+    broker, authority, scram_login, topics, producing, run, topic, storage, protocol, mechanism
+):
+    topics.create(topic)
+    producing.send(topic, [{"key": f"k{n}", "value": f"v{n}"} for n in range(10)])
+    user, password = scram_login if mechanism != "PLAIN" else ("indexer", LOGINS["indexer"])
+    allow(broker, user, topic)
+    chosen = options(login(protocol, mechanism, user, password, authority))
+    place = f"kafka://127.0.0.1:{broker.ports[protocol]}/{topic}"
+    done = run("ingest", place, "--archive", "--storage", storage, *chosen, "--json")
+    assert (done.code, done.document["messages"], done.err) == (0, 10, "")
+    address = ("--kafka", f"bootstrap.servers=127.0.0.1:{broker.ports[protocol]}")
+    answer = run("query", topic, "k7", "--messages", *address, *chosen, "--json").document
+    assert [(one["state"], one["message"]["body"]) for one in answer["messages"]] == [("local", "v7")]
+
+
+def test_settings_of_a_file(broker, authority, topics, producing, run, topic, storage, tmp_path):
+    topics.create(topic)
+    producing.send(topic, [{"key": "k", "value": "v"}])
+    allow(broker, "indexer", topic)
+    settings = login("SASL_SSL", "PLAIN", "indexer", LOGINS["indexer"], authority)
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    place = f"kafka://127.0.0.1:{broker.ports['SASL_SSL']}/{topic}"
+    done = run("ingest", place, "--kafka-config", file, "--storage", storage, "--json")
+    assert (done.code, done.document["messages"]) == (0, 1), done.err
+
+
+def test_tls_without_a_login(broker, authority, topics, producing, index, topic):
+    topics.create(topic)
+    producing.send(topic, [{"key": "k", "value": "v"}])
+    from tests.kafka.followed import ingest
+
+    settings = {"security.protocol": "SSL", "ssl.ca.location": str(authority.certificate_file)}
+    assert ingest(index, f"127.0.0.1:{broker.ports['SSL']}", topic, settings=settings).messages == 1
+    assert places(index, topic, "k") == {(0, 0)}
+
+
+def test_a_topic_that_the_login_may_not_read(broker, authority, topics, run, topic, storage):
+    topics.create(topic)
+    chosen = options(login("SASL_PLAINTEXT", "PLAIN", "other", LOGINS["other"], authority))
+    place = f"kafka://127.0.0.1:{broker.ports['SASL_PLAINTEXT']}/{topic}"
+    unseen = run("ingest", place, "--storage", storage, *chosen, "--json")
+    assert unseen.code in (2, 3) and topic in unseen.error["message"]
+    allow(broker, "other", topic, AclOperation.DESCRIBE)
+    described = run("ingest", place, "--storage", storage, *chosen, "--json")
+    assert described.code == 3
+    assert f"{topic}" in described.error["message"] and "READ" in described.error["message"]
