@@ -38,7 +38,8 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
             for unit in ("bytes", "records"):  # of a RocketMQ store, of Kafka
                 source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict, unit=unit)
                 if unit == "records":
-                    source.gauges, source.failed_commits = partial(KafkaSource.gauges, source), 0
+                    source.gauges = partial(KafkaSource.gauges, source)
+                    source.failed_commits, source._failed, source._held = 0, {}, lambda **_: []
                 gauges |= Follower(index, source).gauges()
             with IndexReader.open(uri) as reader:
                 yield {"reader": _families(reader), "writer": _families(index, gauges=lambda: gauges)}

@@ -294,6 +294,34 @@ def test_an_error_of_one_partition_does_not_hide_the_loss_of_another(
     assert told(follower) == [("rewritten", 0, BEFORE)]
 
 
+def test_a_partition_without_its_next_record_stops_alone_and_ends_a_run_at_its_end(
+    index, cluster, servers, topic, producing
+):
+    for partition in (0, 1):
+        producing.send(topic, ({**one, "partition": partition} for one in records("old", 10)))
+    ingest(index, servers, topic)
+    for partition in (0, 1):
+        producing.send(topic, ({**one, "partition": partition} for one in records("more", 10)))
+    cluster.trim(topic, 0, 15)
+    notes: list[str] = []
+    source = source_of(index, servers, topic, follow=True, note=notes.append)
+    with Follower(index, source, note=notes.append) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 10 and follower.gauges()["follow_stopped_partitions"][1] == 1)
+        assert not follower.has_ended() and follower.source.lag().seconds is None
+        (problem,) = follower.problems()
+        assert f"stopped partitions: 1, the first {topic}/0: the next offset is 10" in problem
+        (note,) = notes
+        assert note.startswith(f"{topic}/0 stops: ")
+        assert source.counts()["stopped"][0]["partition"] == f"{topic}/0"
+    index.flush()
+    producing.send(topic, ({**one, "partition": 1} for one in records("last", 10)))
+    with Follower(index, source_of(index, servers, topic), follow=False, note=notes.append) as follower:
+        with pytest.raises(OffsetOutOfRange, match=f"{topic}/0"):
+            follower.run()
+        assert follower.messages == 10
+
+
 @pytest.mark.parametrize("error", [Deleted("its log begins later"), CorruptFile("place", "damaged")])
 def test_a_record_that_can_not_be_read_tells_no_log_from_another(index, servers, topic, made, monkeypatch, error):
     source = archive(index, servers, topic).source

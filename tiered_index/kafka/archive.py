@@ -193,7 +193,7 @@ class KafkaArchiver:
         known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
         if known is not None and known >= until:
             return known, until
-        begin, end = self.source.broker.range((name.topic, name.partition), self._stopped)
+        begin, end, _ = self.source.broker.range((name.topic, name.partition), self._stopped)
         if known is None and name.log:
             self._lose_logs_before(state, name, place)
         due = known

@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tiered_index.errors import (
     ConfigError,
@@ -203,7 +203,18 @@ def id_in(answer: Future[Any]) -> str:
 
 
 Ranges = list[dict[Any, Future[Any]]]
-"""The answers about the begins and the ends of partitions' logs."""
+"""The answers about the begins, the ends and the high watermarks of partitions' logs."""
+
+
+class LogRange(NamedTuple):
+    """The offsets of a partition's log: of its first record, after the last one that can be read, and after the last.
+
+    `end` is less than `high` behind an open transaction: it is the last stable offset.
+    """
+
+    begin: int
+    end: int
+    high: int
 
 
 def answers_of(ranges: Ranges) -> list[Future[Any]]:
@@ -211,14 +222,14 @@ def answers_of(ranges: Ranges) -> list[Future[Any]]:
     return [answer for answers in ranges for answer in answers.values()]
 
 
-def range_in(ranges: Ranges, place: Place) -> tuple[int, int]:
-    """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`."""
+def range_in(ranges: Ranges, place: Place) -> LogRange:
+    """Return the range of a partition's log. Raises as `error_of`."""
 
-    def offsets() -> tuple[int, int]:
-        begin, end = (int(answers[kafka.TopicPartition(*place)].result().offset) for answers in ranges)
-        if min(begin, end) < 0:  # the client's answer for a leader that did not answer in time
+    def offsets() -> LogRange:
+        begin, end, *more = (int(answers[kafka.TopicPartition(*place)].result().offset) for answers in ranges)
+        if min(begin, end, *more) < 0:  # the client's answer for a leader that did not answer in time
             raise StorageUnavailable(f"{what}: its broker does not answer")
-        return begin, end
+        return LogRange(begin, end, max(end, *more))
 
     return asked(what := "{}/{}".format(*place), offsets)
 
@@ -305,21 +316,25 @@ class KafkaBroker:
         transaction. One broker that is away delays all answers to the timeout.
         """
         parts = [kafka.TopicPartition(*place) for place in places]
-        is_open = self.settings.get("isolation.level") == "read_uncommitted"
-        level = kafka.IsolationLevel.READ_UNCOMMITTED if is_open else kafka.IsolationLevel.READ_COMMITTED
-        options = {"isolation_level": level, "request_timeout": STEP_S}
-        specs = kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest()
-        return [self.admin.list_offsets(dict.fromkeys(parts, spec), **options) if parts else {} for spec in specs]
+        committed, uncommitted = kafka.IsolationLevel.READ_COMMITTED, kafka.IsolationLevel.READ_UNCOMMITTED
+        earliest, latest = kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest()
+        questions = [(earliest, committed), (latest, committed), (latest, uncommitted)]
+        if self.settings.get("isolation.level") == "read_uncommitted":
+            questions = [(earliest, uncommitted), (latest, uncommitted), (latest, uncommitted)]
+        return [
+            self.admin.list_offsets(dict.fromkeys(parts, spec), isolation_level=level, request_timeout=STEP_S)
+            if parts
+            else {}
+            for spec, level in questions
+        ]
 
-    def range(
-        self, place: Place, stopped: threading.Event | None = None, *, explained: bool = False
-    ) -> tuple[int, int]:
-        """Return the first offset of a partition, and the offset after its last record. Raises as `asked`.
+    def range(self, place: Place, stopped: threading.Event | None = None, *, explained: bool = False) -> LogRange:
+        """Return the range of a partition's log. Raises as `asked`.
 
         `explained`: if the cluster can't tell, it is asked for the reason. Then also raises as `check_topic`.
         """
 
-        def ask() -> tuple[int, int]:
+        def ask() -> LogRange:
             ranges = self.ranges([place])
             while wait(answers_of(ranges), _WAIT_S).not_done:
                 _check_time(where, stopped)
@@ -400,6 +415,8 @@ class KafkaBroker:
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
         """Return the record at a place; None: the log has none there. Raises `Deleted`, `NoTopic`, and as `asked`.
 
+        A record behind the last stable offset raises `StorageUnavailable`.
+
         If a partition can't be read, calls for the partition in the next seconds raise the same error at once.
         """
         place, where = (topic, partition), f"{topic}/{partition}"
@@ -407,9 +424,12 @@ class KafkaBroker:
         if time.monotonic() < until_s:
             raise type(known)(str(known))
         try:
-            begin, end = self.range(place, explained=True)
+            begin, end, high = self.range(place, explained=True)
             if offset < begin:
                 raise Deleted(f"the log of {where} begins at offset {begin:,}")
+            if end <= offset < high:
+                held = f"offset {offset:,} is behind the last stable offset, {end:,}, of an open transaction"
+                raise StorageUnavailable(f"{where}: {held}: --kafka isolation.level=read_uncommitted reads it")
             with contextlib.closing(self.records(place, offset, min(offset + 1, end))) as records:
                 return next(records, None)
         except (StorageUnavailable, StorageMisconfigured, NoTopic) as error:

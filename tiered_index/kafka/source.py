@@ -9,7 +9,9 @@ partition may change:
 | a partition that is gone | it is reported once; the others continue |
 | a partition whose broker does not answer | it waits, and is named; the others continue |
 | another log than the one that was read | it is read from its begin, and reported as rewritten |
-| a position out of the log's range | `OffsetOutOfRange`; with `restart_at` it continues at the log's begin or end |
+| a position out of the log's range | the partition stops; with `restart_at` it continues at the log's begin or end |
+| a partition that the login may no longer read, or that is damaged | the partition stops |
+| an open transaction | records behind it count as lag; if it stays open, it is named |
 | a log that was cut and grew again, as the client reports | it is read again from the first other record |
 | offsets without a record (compacted, control records, aborted) | the position passes them |
 
@@ -23,6 +25,8 @@ place, size, time and key. Otherwise the log counts as another one. A topic that
 detected there. A log with archived records keeps its place in the archive even if records are read again. The
 exception: an id or an archived record shows that it is another log.
 
+A partition that stops is named, and the others continue. With `follow` it is tried again at each look, unless it is
+damaged. Without `follow` its error is raised at the end of the run; if no partition is left, it is raised at once.
 Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
 `positions`.
 """
@@ -64,6 +68,8 @@ from tiered_index.kafka.client import (
     Deleted,
     KafkaAddress,
     KafkaBroker,
+    LogRange,
+    NoTopic,
     Place,
     answers_of,
     ask_ids,
@@ -81,7 +87,7 @@ from tiered_index.kafka.client import (
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name, archived_end, keys_in, positions_by_store
 from tiered_index.service.index import IndexService
-from tiered_index.types import MAX_TIMESTAMP_MS
+from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
@@ -111,6 +117,9 @@ class OffsetOutOfRange(CorruptFile):
         self.position, self.begin, self.end = position, begin, end
 
 
+_UNKNOWN = LogRange(0, 0, 0)
+
+
 @dataclass(eq=False, slots=True)
 class Partition:
     """One partition: `position` is the offset after its last put record, `read` after its last read one.
@@ -129,6 +138,10 @@ class Partition:
     newest_ms: int | None = None
     # The end of the log that the client saw last
     high: int = 0
+    # The log at the last look, the time at which its end was seen first, and whether that was an earlier look
+    log: LogRange = _UNKNOWN
+    seen_ms: int = 0
+    is_seen_again: bool = False
 
     @property
     def key(self) -> Place:
@@ -143,6 +156,23 @@ class Partition:
     def is_done(self) -> bool:
         """Return whether all records that the log had at the begin are put."""
         return self.at_end or (self.target is not None and self.position >= self.target)
+
+    def look_at(self, log: LogRange, now_ms: int) -> None:
+        """Note the log as it is now."""
+        self.is_seen_again = self.seen_ms > 0 and log.end == self.log.end
+        if not self.is_seen_again:
+            self.seen_ms = now_ms
+        self.log, self.high = log, max(self.high, log.high)
+
+    @property
+    def held(self) -> str | None:
+        """The records behind the last stable offset, which can't be read; None: there are none."""
+        if self.position != self.log.end or self.log.high <= self.log.end:
+            return None
+        return (
+            f"{self.place}: {self.log.high - self.log.end:,} offsets can't be read: a transaction is open at the last "
+            f"stable offset, {self.log.end:,}, since {format_time(self.seen_ms)} or earlier"
+        )
 
 
 class _Read(NamedTuple):
@@ -197,6 +227,10 @@ class KafkaSource:
         self._waiting: set[Place] = set()
         self._gone: set[Place] = set()
         self._missed: set[Place] = set()
+        # Partitions that stopped, and why
+        self._failed: dict[Place, TieredIndexError] = {}
+        # Partitions and their last stable offsets that were noted
+        self._noted_held: dict[Place, int] = {}
         # Topics that the brokers can't describe now, and why
         self._unsure: dict[str, str] = {}
         # Partitions that are read now, and the reason for each other one of the last look
@@ -232,18 +266,44 @@ class KafkaSource:
     @property
     def trouble(self) -> str | None:
         """The reason that partitions are not read now, or that positions are not published; None if there is none."""
-        away = sorted(self._away.items())
+        away, failed = sorted(self._away.items()), sorted(self._failed.items())
+        held = sorted(partition.held or "" for partition in self._held(again=True))
         named = f"{len(away):,} partitions can't be read now, the first {away[0][1]}" if away else None
-        return "; ".join(filter(None, (self._trouble, named, self._uncommitted))) or None
+        stopped = f"stopped partitions: {len(failed):,}, the first {failed[0][1]}" if failed else None
+        open_ones = f"partitions with open transactions: {len(held):,}, the first {held[0]}" if held else None
+        return "; ".join(filter(None, (self._trouble, named, stopped, open_ones, self._uncommitted))) or None
 
-    def _note_error(self, error: Any, place: str = "") -> None:
-        """Note an error of the client. It tries again by itself where that helps."""
-        found = error_of(error, place or self.place)
-        is_final = bool(place) or not self._has_begun
-        if error.fatal() or (is_final and not isinstance(found, StorageUnavailable)):
+    def _held(self, *, again: bool) -> list[Partition]:
+        """Return the partitions that an open transaction holds, if `again` since an earlier look."""
+        return [one for one in self._known() if one.held is not None and (one.is_seen_again or not again)]
+
+    def _note_held(self, *, again: bool) -> None:
+        for partition in self._held(again=again):
+            if self._noted_held.get(partition.key) != partition.log.end:
+                self._noted_held[partition.key] = partition.log.end
+                self.note(str(partition.held))
+
+    def _note_error(self, error: Any) -> None:
+        """Note an error of the client that is of no partition. It tries again by itself where that helps."""
+        found = error_of(error, self.place)
+        if error.fatal() or not (self._has_begun or isinstance(found, StorageUnavailable)):
             self._problem = found
         else:
             self._trouble = str(found)
+
+    def _fail(self, place: Place, error: TieredIndexError) -> None:
+        """Stop reading a partition, and note why."""
+        self._stop_reading(place)
+        self._waiting.discard(place)
+        if place not in self._failed:
+            self.note(f"{place[0]}/{place[1]} stops: {error}")
+        self._failed[place] = error
+
+    def _raise_failed(self) -> None:
+        """Raise the error of a partition that stopped, if there is none that does not."""
+        others = {partition.key for partition in self._known()} | self._waiting
+        if self._failed and not others - self._failed.keys():
+            raise self._failed[min(self._failed)]
 
     def _begin(self) -> None:
         """Look for the partitions. With `follow` those of brokers that are away are named, and read later."""
@@ -251,6 +311,7 @@ class KafkaSource:
         while True:
             self._go_on_looking(wait_s=None)
             if not self._waiting and not self._unsure:
+                self._raise_failed()
                 return
             if time.monotonic() > until_s:
                 break
@@ -311,22 +372,34 @@ class KafkaSource:
                 raise InvalidArgument(f"{self.place}: {problem}")
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
         gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
-        for place in sorted(gone):
-            self._stop_reading(place)
-            self.note(f"{self._partitions[place].place} is gone: it was deleted, or you may no longer read it")
         self._waiting = {place for place in self._waiting if place in there or place[0] in unsure}
-        self._waiting |= there - (self._partitions.keys() - self._gone)
-        self._gone = (self._gone | gone) - there
+        self._waiting |= there - (self._partitions.keys() - self._gone) - self._failed.keys()
+        if self.follow:
+            again = {place for place, error in self._failed.items() if _may_pass(error)}
+            self._waiting |= (again & there) - self._assigned
         missed = self._missed
         self._missed = set()
-        answers = ask_ids(self.broker.admin, found, wanted)
+        answers = ask_ids(self.broker.admin, found, {*wanted, *(topic for topic, _ in gone)})
         yield answers.values()
         ids, trouble = dict[str, str](), None
+        hidden: dict[str, TieredIndexError] = {}
         for name, answer in answers.items():
             try:
                 ids[name] = asked(name, lambda answer=answer: id_in(answer))  # type: ignore[misc]
             except StorageUnavailable as error:
                 trouble = str(error)
+            except StorageMisconfigured as error:
+                hidden[name] = error
+        for place in sorted(gone):
+            # a list of all topics has none that the login may not see
+            if place[0] in hidden:
+                self._fail(place, hidden[place[0]])
+                continue
+            self._stop_reading(place)
+            self._gone.add(place)
+            self._failed.pop(place, None)
+            self.note(f"{self._partitions[place].place} is gone: it was deleted")
+        self._gone -= there
         for place in there & self._assigned:
             if place in missed or ids.get(place[0], "") not in ("", self._partitions[place].name.topic_id):
                 self._stop_reading(place)
@@ -338,12 +411,17 @@ class KafkaSource:
         away = {}
         for place in sorted(there):
             try:
-                begin, end = range_in(ranges, place)
+                log = range_in(ranges, place)
                 if place in waiting & self._waiting:
-                    self._take_up(place, durable.get(place), ids.get(place[0], ""), begin, end)
+                    self._take_up(place, durable.get(place), ids.get(place[0], ""), log.begin, log.end)
+                if place in self._partitions:
+                    self._partitions[place].look_at(log, self.clock.now_ms())
             except StorageUnavailable as error:
                 away[place] = str(error)
+            except (StorageMisconfigured, CorruptFile) as error:
+                self._fail(place, error)
         self._away, self._trouble = away, trouble
+        self._note_held(again=True)
 
     def _is_wanted(self, name: str) -> bool:
         return any(_fits(name, pattern) for pattern in self.address.topics)
@@ -479,7 +557,7 @@ class KafkaSource:
         if not segments or segments[0].end <= begin:
             return None
         # a damaged segment or record, or one that was deleted since, can't tell
-        with contextlib.suppress(CorruptFile, ObjectNotFound, Deleted):
+        with contextlib.suppress(CorruptFile, ObjectNotFound, Deleted, NoTopic):
             rows = records_of(decode_columns(archive.verified(segments[0], 0, segments[0].size_bytes)))
             for row in [row for row in reversed(rows) if row.offset >= begin][:_ASKED]:
                 if (record := self.broker.record(name.topic, name.partition, row.offset)) is not None:
@@ -520,12 +598,37 @@ class KafkaSource:
     def counts(self) -> dict[str, Any]:
         """Return the counts that only this source has, for JSON."""
         keys = self.keys
-        return {"no_json": keys.no_json, "no_json_first": keys.no_json_first, "too_long": keys.too_long}
+        held = [
+            {
+                "partition": partition.place,
+                "last_stable_offset": partition.log.end,
+                "offsets": partition.log.high - partition.log.end,
+                "since_ms": partition.seen_ms,
+            }
+            for partition in self._held(again=False)
+        ]
+        stopped = [{"partition": f"{t}/{n}", "error": str(error)} for (t, n), error in sorted(self._failed.items())]
+        return {
+            "no_json": keys.no_json,
+            "no_json_first": keys.no_json_first,
+            "too_long": keys.too_long,
+            "open_transactions": held,
+            "stopped": stopped,
+        }
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics that only this source has, as `Follower.gauges` does."""
-        meaning = "Failed attempts to publish the offsets of --commit-group."
-        return {"follow_failed_commits_total": (meaning, self.failed_commits)}
+        return {
+            "follow_failed_commits_total": (
+                "Failed attempts to publish the offsets of --commit-group.",
+                self.failed_commits,
+            ),
+            "follow_stopped_partitions": ("Partitions that are not read any more, for an error.", len(self._failed)),
+            "follow_open_transaction_partitions": (
+                "Partitions whose records behind an open transaction can't be read.",
+                len(self._held(again=True)),
+            ),
+        }
 
     def positions(self) -> dict[str, int]:
         """Return the offset after the last put record of each partition, by name."""
@@ -535,6 +638,7 @@ class KafkaSource:
         """Yield new records, in batches of one partition.
 
         Raises `OffsetOutOfRange`, `InvalidArgument` after an earlier round failed among records, and as `error_of`.
+        The error of one partition is raised once all others have ended.
         """
         if self._is_taking:
             raise InvalidArgument(f"{self.place}: an earlier round failed among records: open another source")
@@ -558,7 +662,13 @@ class KafkaSource:
         self._publish()
         if self._problem is not None:
             raise self._problem
-        caught_up = not self._waiting and all(partition.is_done() for partition in self._known())
+        self._raise_failed()
+        going_on = [partition for partition in self._known() if partition.key not in self._failed]
+        caught_up = not self._waiting and all(partition.is_done() for partition in going_on)
+        if caught_up and not self.follow:
+            self._note_held(again=False)
+            if self._failed:
+                raise self._failed[min(self._failed)]
         if not caught_up and not self.follow and time.monotonic() - self._heard_s > _PATIENCE_S:
             raise StorageUnavailable(
                 f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self.trouble or 'silence'}"
@@ -585,6 +695,7 @@ class KafkaSource:
         of_partitions: dict[Place, list[Any]] = {}
         ends: dict[Place, int] = {}
         resets: set[Place] = set()
+        failed: dict[Place, TieredIndexError] = {}
         for message in messages:
             place = message.topic(), message.partition()
             error = message.error()
@@ -598,14 +709,22 @@ class KafkaSource:
             elif error.name() in MISSED:
                 self._missed.add(place)
                 self._looked_s = _LONG_AGO_S
-            elif not is_of_group(message):
-                self._note_error(error, f"{place[0]}/{place[1]}")
+            elif is_of_group(message):
+                continue
+            elif place[0] is None or error.fatal():
+                self._note_error(error)
+            elif isinstance(found := error_of(error, f"{place[0]}/{place[1]}"), StorageUnavailable):
+                self._trouble = str(found)
+            else:
+                failed[place] = found
         if of_partitions or ends:
             self._trouble = None
         for place in of_partitions | ends:
             several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
             if partition is None or place not in self._assigned:
                 continue
+            if place not in failed:
+                self._failed.pop(place, None)
             if not partition.is_done():
                 self._heard_s = time.monotonic()
             if several:
@@ -618,6 +737,8 @@ class KafkaSource:
         for place in resets & self._partitions.keys():
             self._partitions[place].is_out_of_range = True
             self._settle(place)
+        for place in failed.keys() & self._assigned:
+            self._fail(place, failed[place])
 
     def _passed(self, partition: Partition, end: int, *losses: Loss) -> _Read:
         partition.read = end
@@ -710,13 +831,14 @@ class KafkaSource:
         for partition in self._known():
             high = max(partition.high, partition.position, partition.target or 0)
             end += high
-            if high > partition.position and not partition.at_end:
+            if high > partition.position:
                 behind += high - partition.position
                 if partition.newest_ms is None or seconds is None:
                     seconds = None
                 else:
                     seconds = max(seconds, (now_ms - partition.newest_ms) / 1000)
-        return Lag(end, behind, None if self._trouble is not None or self._away or self._waiting else seconds)
+        is_unknown = self._trouble is not None or self._away or self._waiting or self._failed
+        return Lag(end, behind, None if is_unknown else seconds)
 
     def _high(self, partition: Partition) -> int:
         """Return the end of a partition's log that the client saw last. It waits for other calls of the client."""
@@ -770,6 +892,11 @@ def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
     return Loss(
         "rewritten", target, partition.read, None, f"{where}: the log begins again, and is read from {target:,}"
     )
+
+
+def _may_pass(error: TieredIndexError) -> bool:
+    """Return whether a partition that stopped is tried again: a damaged record stays damaged."""
+    return not isinstance(error, CorruptFile) or isinstance(error, OffsetOutOfRange)
 
 
 def _is_pattern(topic: str) -> bool:

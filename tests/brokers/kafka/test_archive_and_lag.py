@@ -1,0 +1,233 @@
+"""Records that a broker holds back, refuses or deletes while topics are followed: each is named, and stops nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.brokers.kafka.broker import LOGINS
+from tests.kafka.followed import places, source_of
+from tests.support.hanging import until
+from tiered_index import IndexService
+from tiered_index.errors import StorageUnavailable
+from tiered_index.follow import Follower
+from tiered_index.kafka.client import KafkaBroker
+from tiered_index.kafka.messages import KafkaMessages
+from tiered_index.kafka.source import OffsetOutOfRange
+from tiered_index.storage.memory import MemoryStorage
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.2)
+    monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
+
+
+@pytest.fixture
+def index(tmp_path):
+    settings = {"slots": 97, "items": 5_000, "background": False}
+    service = IndexService.open(root=tmp_path / "index", storage_backend=MemoryStorage(), **settings)
+    yield service
+    service.abandon()
+
+
+def packet(count, partition=0, name="k"):
+    return [{"key": f"{name}{n}", "value": "v" * 100, "partition": partition} for n in range(count)]
+
+
+@contextlib.contextmanager
+def following(index, servers, topic, **options):
+    """Follow a topic in the background; the follower's notes are its `notes`."""
+    notes: list[str] = []
+    source = source_of(index, servers, topic, follow=True, note=notes.append, **options)
+    with Follower(index, source, note=notes.append) as follower:
+        follower.notes = notes
+        yield follower.in_background()
+
+
+@pytest.fixture
+def open_transaction(servers, topic):
+    """Begin a transaction in partition 0; return its producer."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+
+    def begin():
+        producer.begin_transaction()
+        producer.produce(topic, key="open", value="v", partition=0)
+        assert producer.flush(30) == 0
+        return producer
+
+    return begin
+
+
+def test_records_behind_an_open_transaction_are_lag_and_are_named(
+    index, servers, topics, producing, topic, open_transaction
+):
+    topics.create(topic, 2)
+    producing.send(topic, packet(10))
+    with following(index, servers, topic) as follower:
+        until(lambda: follower.messages == 10)
+        producer = open_transaction()
+        producing.send(topic, packet(1_000, name="held"))
+        producing.send(topic, packet(5, partition=1, name="other"))
+        until(lambda: follower.messages == 15)
+        until(lambda: follower.source.lag().bytes == 1_001)
+        until(lambda: any("1,001 offsets" in problem for problem in follower.problems()))
+        (problem,) = follower.problems()
+        assert f"{topic}/0: 1,001 offsets can't be read: a transaction is open at the last stable" in problem
+        assert "offset, 10, since 20" in problem
+        assert follower.gauges()["follow_open_transaction_partitions"][1] == 1
+        until(lambda: any("a transaction is open at the last stable offset, 10," in note for note in follower.notes))
+        assert "seconds behind the source" in str(follower.behind(-1.0))
+        broker = KafkaBroker({"bootstrap.servers": servers})
+        with pytest.raises(StorageUnavailable, match="offset 500 is behind the last stable offset, 10, of an open"):
+            KafkaMessages({}, broker).at(topic, 0, 500)
+        assert KafkaMessages({}, broker).at(topic, 0, 2_000).state == "missing"
+        broker.close()
+        producer.commit_transaction(30)
+        until(lambda: follower.messages == 1_016)
+        # the marker of the commit has an offset of its own
+        until(lambda: (follower.source.lag().bytes, follower.problems()) == (0, []))
+    assert len(places(index, topic, "held7")) == 1
+
+
+def test_a_run_to_the_end_names_what_an_open_transaction_holds(
+    run, servers, topics, producing, topic, open_transaction, storage
+):
+    topics.create(topic, 1)
+    producing.send(topic, packet(10))
+    producer = open_transaction()
+    producing.send(topic, packet(20, name="held"))
+    done = run("ingest", f"kafka://{servers}/{topic}", "--storage", storage, "--wait", "--json")
+    assert (done.code, done.document["messages"], done.document["lag"]["bytes"]) == (0, 10, 21)
+    (held,) = done.document["open_transactions"]
+    assert (held["partition"], held["last_stable_offset"], held["offsets"]) == (f"{topic}/0", 10, 21)
+    assert "21 offsets can't be read" in done.err
+    shown = run("ingest", f"kafka://{servers}/{topic}")
+    assert re.search("behind +21 records\n", shown.out)
+    producer.abort_transaction(30)
+
+
+def secure(broker):
+    login = {"sasl.mechanisms": "PLAIN", "sasl.username": "indexer", "sasl.password": LOGINS["indexer"]}
+    return f"127.0.0.1:{broker.ports['SASL_PLAINTEXT']}", {"security.protocol": "SASL_PLAINTEXT", **login}
+
+
+def acl(topic, operation):
+    rule = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:indexer", "*", operation
+    return (*rule, AclPermissionType.ALLOW)
+
+
+@pytest.fixture
+def allow(topics):
+    def change(topic, *operations):
+        for answer in topics.admin.create_acls([AclBinding(*acl(topic, one)) for one in operations]).values():
+            answer.result(30)
+
+    return change
+
+
+@pytest.fixture
+def forbid(topics):
+    def change(topic, *operations):
+        for answer in topics.admin.delete_acls([AclBindingFilter(*acl(topic, one)) for one in operations]).values():
+            answer.result(30)
+
+    return change
+
+
+@pytest.mark.parametrize("operation", [AclOperation.READ, AclOperation.DESCRIBE])
+def test_a_topic_that_the_login_may_no_longer_read_stops_alone(
+    index, broker, topics, producing, topic, allow, forbid, operation
+):
+    """Without READ the topic is still listed, and without both it is hidden like one that does not exist."""
+    other, (servers, login) = f"{topic}-other", secure(broker)
+    for name in (topic, other):
+        topics.create(name, 1)
+        allow(name, AclOperation.READ, AclOperation.DESCRIBE)
+        producing.send(name, packet(5))
+    with following(index, servers, f"{topic}*", settings=login) as follower:
+        until(lambda: follower.messages == 10)
+        forbid(topic, *{AclOperation.READ, operation})
+        producing.send(topic, packet(5))
+        until(lambda: follower.gauges()["follow_stopped_partitions"][1] == 1)
+        producing.send(other, packet(5))
+        until(lambda: follower.messages == 15)
+        (problem,) = follower.problems()
+        assert f"stopped partitions: 1, the first {topic}" in problem and "authorization failed" in problem
+        assert follower.source.lag().seconds is None
+        assert not any(" is gone" in note for note in follower.notes)
+        allow(topic, AclOperation.READ, AclOperation.DESCRIBE)
+        until(lambda: follower.messages == 20)
+        until(lambda: follower.problems() == [])
+
+
+def test_records_that_retention_overtook_stop_their_partition_alone(index, servers, topics, producing, topic):
+    topics.create(topic, 2)
+    for partition in (0, 1):
+        producing.send(topic, packet(10, partition))
+    with following(index, servers, topic) as follower:
+        until(lambda: follower.messages == 20)
+    index.flush()
+    for partition in (0, 1):
+        producing.send(topic, packet(10, partition, "more"))
+    topics.delete_records(topic, {0: 15})
+    with following(index, servers, topic) as follower:
+        until(lambda: follower.messages == 10)
+        until(lambda: follower.gauges()["follow_stopped_partitions"][1] == 1)
+        producing.send(topic, packet(1, 1, "last"))
+        until(lambda: follower.messages == 11)
+        assert any(note.startswith(f"{topic}/0 stops: ") and "the log has 15 to 20" in note for note in follower.notes)
+    index.flush()
+    notes: list[str] = []
+    producing.send(topic, packet(3, 1, "later"))
+    with Follower(index, source_of(index, servers, topic, note=notes.append), follow=False) as follower:
+        with pytest.raises(OffsetOutOfRange, match=f"{topic}/0: the next offset is 10"):
+            follower.run()
+        # the other one was read to its end before
+        assert follower.messages == 3
+
+
+def test_deleted_refused_unavailable_and_no_topic_are_told_apart(
+    broker, run, topics, producing, topic, allow, forbid, storage
+):
+    servers, login = secure(broker)
+    topics.create(topic, 1)
+    producing.send(topic, packet(10))
+    assert run("ingest", f"kafka://{broker.address}/{topic}", "--storage", storage, "--wait").code == 0
+    topics.delete_records(topic, {0: 3})
+    client = [part for name, value in login.items() for part in ("--kafka", f"{name}={value}")]
+    client += ["--kafka", f"bootstrap.servers={servers}", "--storage", storage]
+
+    def states(key, *client):
+        shown = run("query", topic, key, "--messages", "--allow-partial", "--json", *client).document
+        return [one["state"] for one in shown["messages"]]
+
+    def message(offset, *client):
+        done = run("message", f"kafka:{topic}/0/{offset}", "--json", *client)
+        return done.code, done.document["messages"][0]["state"] if done.code in (0, 1) else done.error["type"]
+
+    # neither READ nor DESCRIBE, then only DESCRIBE
+    assert (states("k7", *client), message(7, *client)) == (["refused"], (3, "StorageMisconfigured"))
+    allow(topic, AclOperation.DESCRIBE)
+    assert (states("k7", *client), message(7, *client)) == (["refused"], (3, "StorageMisconfigured"))
+    allow(topic, AclOperation.READ)
+    assert (states("k7", *client), message(7, *client)) == (["local"], (0, "local"))
+    assert (states("k1", *client), message(1, *client)) == (["expired"], (1, "expired"))
+    forbid(topic, AclOperation.READ, AclOperation.DESCRIBE)
+    everyone = ["--kafka", f"bootstrap.servers={broker.address}", "--storage", storage]
+    topics.delete(topic)
+    assert (states("k7", *everyone), message(7, *everyone)) == (["no_topic"], (1, "no_topic"))
+    nobody = ["--kafka", f"bootstrap.servers=127.0.0.1:{broker.unused_port}", "--storage", storage, "--timeout", 3]
+    assert message(7, *nobody)[0] in (3, 6)
