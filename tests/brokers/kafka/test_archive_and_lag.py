@@ -1,4 +1,4 @@
-"""Records that a broker holds back, refuses or deletes while topics are followed: each is named, and stops nothing else."""
+"""Records that a broker holds back, refuses or deletes while topics are followed: each is named, and stops no other."""
 
 from __future__ import annotations
 
