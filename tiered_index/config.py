@@ -258,11 +258,13 @@ class IndexConfig:
         copy._set({name: getattr(self, name) for name in self.given} | _checked(values))
         return copy
 
-    def open_storage(self, uri: str | None = None) -> Storage:
-        """Open the storage at `uri` (None: the index's storage) with the options set here. Raises `ConfigError`."""
-        return open_storage(
-            str(self.storage) if uri is None else uri, options=self.s3, parallel_reads=self.query_threads
-        )
+    def open_storage(self, uri: str | None = None, *, any_names: bool = False) -> Storage:
+        """Open the storage at `uri` (None: the index's storage) with the options set here. Raises `ConfigError`.
+
+        `any_names` is that of `Storage`.
+        """
+        place = str(self.storage) if uri is None else uri
+        return open_storage(place, options=self.s3, parallel_reads=self.query_threads, any_names=any_names)
 
     @classmethod
     def load(

@@ -16,17 +16,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import DOCS, PAGES, programs, section
+from tiered_index.errors import InvalidArgument
 from tiered_index.sources.places import local_path
+from tiered_index.spark.tables import new_in_iceberg
 
 # The number of programs in each section. A test here or in test_kafka_rows.py runs each.
 _RUN = {
     ("spark.md", "Step by step"): 18,
-    ("spark.md", "An Iceberg table"): 2,
+    ("spark.md", "An Iceberg table"): 1,
     ("spark.md", "A Delta table"): 1,
     ("spark-sql.md", "Bulk lookup"): 1,
     ("spark-sql.md", "Data source `tiered_index`"): 3,
@@ -91,51 +92,41 @@ def test_the_jobs_of_the_page_print_what_it_shows(spark: Any, tmp_path: Path, mo
         assert is_shown(expected, printed), f"$ {command}\n{printed}"
 
 
+def test_the_program_on_delta_runs(spark: Any) -> None:
+    run("spark.md", "A Delta table")
+
+
 @pytest.mark.long
 def test_an_iceberg_table_is_continued(spark: Any) -> None:
     named = run("spark.md", "An Iceberg table")
-    table, new = named["table"], named["new_in_iceberg"]
-    assert (len(new(table, 0)[0]), len(new(table, 2)[0])) == (3, 2)
-    assert (new(table, 4), new(table, 3)[1]) == (([], 4), 4)
+    table = named["table"]
+    assert (len(new_in_iceberg(table, 0)[0]), len(new_in_iceberg(table, 2)[0])) == (3, 2)
+    assert (new_in_iceberg(table, 4), new_in_iceberg(table, 3)[1]) == (([], 4), 4)
     # the index was filled from a table that another table of the same name replaced
-    with pytest.raises(SystemExit, match="before position 9 has expired or was rolled back"):
-        new(table, 9)
+    with pytest.raises(InvalidArgument, match="before position 9 has expired or was rolled back"):
+        new_in_iceberg(table, 9)
     table.delete("order_id = 'order-7'")
-    with pytest.raises(SystemExit, match="deleted or overwritten"):
-        new(table, 4)
+    with pytest.raises(InvalidArgument, match=r"snapshot 4 .* removed or rewrote rows"):
+        new_in_iceberg(table, 4)
     table.append(named["orders"](2000, 10))
-    assert len(new(table, table.last_sequence_number)[0]) == 1
+    assert len(new_in_iceberg(table, table.last_sequence_number)[0]) == 1
     # names of files have their own escapes
     apart = named["catalog"].create_table("shop.apart", table.schema())
     with apart.update_spec() as spec:
         spec.add_field("order_id", "identity")
     apart.append(named["orders"](0, 1).set_column(0, "order_id", [["a/b %"]]))
-    [uri] = new(apart, 0)[0]
+    [uri] = new_in_iceberg(apart)[0]
     place = local_path(uri)
     assert "a%252Fb" in uri and place is not None and place.is_file()
+    with apart.update_schema() as schema:
+        schema.rename_column("order_id", "key")
+    with pytest.raises(InvalidArgument, match="has column mapping: a column was renamed"):
+        new_in_iceberg(apart)
     # none of its snapshots would ever be new
     first = named["catalog"].create_table("shop.first", table.schema(), properties={"format-version": "1"})
     first.append(named["orders"](0, 10))
-    with pytest.raises(SystemExit, match="format version 1 have number 0"):
-        new(first, 1)
-
-
-def test_a_delta_table_is_continued(tmp_path: Path) -> None:
-    deltalake = pytest.importorskip("deltalake")
-    new, table = run("spark.md", "A Delta table")["new_in_delta"], str(tmp_path)
-    for n in range(3):
-        deltalake.write_deltalake(table, pa.table({"key": [f"k{n}"]}), mode="append")
-    first, at = new(table, 0)
-    assert (len(first), at) == (3, 3) and new(table, 3) == ([], 3)
-    assert len(new(table, 1)[0]) == 2
-    deltalake.DeltaTable(table).optimize.compact()
-    assert new(table, 3) == ([], 4)
-    deltalake.write_deltalake(table, pa.table({"key": ["k3"]}), mode="append")
-    (one,), at = new(table, 3)
-    assert one not in first and at == 5
-    deltalake.DeltaTable(table).delete("key = 'k1'")
-    with pytest.raises(SystemExit, match="version 5 removed rows"):
-        new(table, 3)
+    with pytest.raises(InvalidArgument, match="format version 1 have number 0"):
+        new_in_iceberg(first, 1)
 
 
 @pytest.mark.long

@@ -280,7 +280,7 @@ def test_columns_that_go_through_spark_under_another_type(spark: Any, tmp_path: 
     assert (row.id, row.tags) == (bytes(16), ["a"])
 
 
-def test_files_in_s3_that_cant_be_named_are_not_left_out_in_silence(s3):
+def test_files_in_s3_may_have_any_name(s3):
     uri = f"s3://{s3.new_bucket()}/m?endpoint_url={s3.endpoint_url}&addressing_style=path"
     with open_storage(uri) as stored:
         stored.put("good.parquet", b"")
@@ -288,8 +288,15 @@ def test_files_in_s3_that_cant_be_named_are_not_left_out_in_silence(s3):
             stored.client.put_object(Bucket=stored.bucket, Key=ignored, Body=b"")
         assert folders.find_stored(StorageAddress, uri) == [(uri, "good.parquet")]
         stored.client.put_object(Bucket=stored.bucket, Key="m/ts=2026-11-21 01%3A00/p.parquet", Body=b"")
-    with pytest.raises(InvalidArgument, match=r"'ts=2026-11-21 01%3A00/p\.parquet' first"):
-        folders.find_stored(StorageAddress, uri)
+    place, _, parameters = uri.partition("?")
+    assert [name for _, name in folders.find_stored(StorageAddress, uri)] == [
+        "good.parquet", "ts=2026-11-21 01%3A00/p.parquet",
+    ]  # fmt: skip
+    # the folder's own name, with the escapes of a URI or without
+    for named in ("ts=2026-11-21 01%3A00", "ts=2026-11-21%2001%253A00"):
+        [(of_folder, name)] = folders.find_stored(StorageAddress, f"{place}/{named}?{parameters}")
+        with StorageAddress(of_folder).open(any_names=True) as stored:
+            assert stored.head(name).size_bytes == 0
 
 
 @pytest.mark.parametrize("kind", ["local", "stored"])

@@ -48,9 +48,10 @@ from tiered_index.service.answers.validation import column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.sources.columns import FIELDS, Message, columns_of, own_value
-from tiered_index.sources.files import Source, open_source, source_name
+from tiered_index.sources.files import ParquetSource, Source, open_source, source_name
 from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record
 from tiered_index.sources.places import local_path, opened_place
+from tiered_index.sources.table_folders import check_outside_tables
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
 
@@ -319,6 +320,7 @@ def ingest(
         )
     if path is not None and kind == "a RocketMQ store":
         config = session.config(offset_space="commitlog", **settings)
+        check_outside_tables(source, config.open_storage)
         check_apart(config, path)
         store = StoreDirectory.open(path, store_name)
         selection = Selection(*selected.arguments)
@@ -348,6 +350,8 @@ def ingest(
         )
     with contextlib.ExitStack() as stack:
         opened = open_source(stack.enter_context(opened_place(source, config)), fields)
+        if isinstance(opened, ParquetSource):
+            check_outside_tables(source, config.open_storage)
         putting = stack.enter_context(Putting.open(session, config, intake))
         index = putting.index
         if index.schema.caller_columns != fields.schema.caller_columns:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
@@ -187,13 +187,23 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
     if source == STDIN:
         yield Stdin()
         return
-    uri, mark, parameters = source.partition("?")
-    folder, _, name = uri.rpartition("/")
+    place, mark, parameters = source.partition("?")
+    folder, _, name = place.rpartition("/")
     if not name or folder.endswith(("/", ":")):
-        raise InvalidArgument(f"{uri} is not a file: give the URI of a file, such as s3://bucket/day.ndjson")
-    with contextlib.closing(config.open_storage(folder + mark + parameters)) as storage:
-        try:
-            size_bytes = storage.head(name).size_bytes
-        except ObjectNotFound as error:
-            raise InvalidArgument(f"{uri}: no such object") from error
-        yield StoredFile(uri, storage, name, size_bytes)
+        raise InvalidArgument(f"{place} is not a file: give the URI of a file, such as s3://bucket/day.ndjson")
+    for uri in readings(place):
+        folder, _, name = uri.rpartition("/")
+        with contextlib.closing(config.open_storage(folder + mark + parameters, any_names=True)) as storage:
+            try:
+                size_bytes = storage.head(unquote(name)).size_bytes
+            except ObjectNotFound:
+                continue
+            # one name of the source, however its URI was written
+            yield StoredFile(quote(unquote(uri), safe=":/=+@"), storage, unquote(name), size_bytes)
+            return
+    raise InvalidArgument(f"{place}: no such object")
+
+
+def readings(uri: str) -> list[str]:
+    """Return the URIs that a URI without parameters may mean: `%3A` is an escape of `:`, or part of a name."""
+    return list(dict.fromkeys([uri, uri.replace("%", "%25")]))

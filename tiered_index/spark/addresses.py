@@ -38,9 +38,9 @@ class StorageAddress:
         if self.uri.startswith("memory:"):
             raise ConfigError("memory:// is one process's memory, and Spark's tasks run in others: use another storage")
 
-    def open(self) -> Storage:
-        """Return the storage; the caller closes it. Raises `ConfigError`."""
-        storage = open_storage(self.uri, options=self.options)
+    def open(self, *, any_names: bool = False) -> Storage:
+        """Return the storage; the caller closes it. `any_names` is that of `Storage`. Raises `ConfigError`."""
+        storage = open_storage(self.uri, options=self.options, any_names=any_names)
         return storage if self.request_stats is None else _CountedStorage(storage, self.request_stats)
 
     def state(self) -> LogState:

@@ -114,9 +114,13 @@ class OpenObject:
 
 
 class Storage(ABC):
-    """One place that holds objects. `uri` names it; `min_part_bytes` bounds every part but the last."""
+    """One place that holds objects. `uri` names it; `min_part_bytes` bounds every part but the last.
+
+    With `any_names`, reads and lists of a bucket take all names, for the files of other tools.
+    """
 
     uri: str
+    any_names: bool = False
     min_part_bytes: int = 1
     options_type: ClassVar[type[StorageOptions]] = StorageOptions
 

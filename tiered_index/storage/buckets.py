@@ -1,6 +1,7 @@
 """Base of the storages in a bucket of an object store. Pure.
 
-Object `name` has the key `prefix/name`. Other keys below the prefix are not objects. Threads: any number.
+Object `name` has the key `prefix/name`. Other keys below the prefix are not objects, unless `any_names` is set.
+Threads: any number.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ class BucketStorage(Storage):
         self.uri = f"{self.scheme}://{bucket}{folder}" + (f"?{urlencode(named, safe=':/')}" if named else "")
 
     def _key(self, name: str) -> str:
-        return self._base + check_name(name)
+        return self._base + (name if self.any_names else check_name(name))
 
     def _name(self, key: str) -> str | None:
         """Return the object name of `key`; None if it is not a valid name."""
+        name = key.removeprefix(self._base)
         try:
-            return check_name(key.removeprefix(self._base))
+            return name if self.any_names else check_name(name)
         except InvalidArgument:
             return None

@@ -60,9 +60,14 @@ _PATH = re.compile(r"(?:[.~]{0,2}/)[\w ./~+-]*|\.{1,2}|[a-z][a-z_-]{0,30}/?", re
 
 
 def open_storage(
-    uri: str, *, options: StorageOptions | None = None, disk: Disk | None = None, parallel_reads: int | None = None
+    uri: str,
+    *,
+    options: StorageOptions | None = None,
+    disk: Disk | None = None,
+    parallel_reads: int | None = None,
+    any_names: bool = False,
 ) -> Storage:
-    """Return the storage that `uri` names, without a request.
+    """Return the storage that `uri` names, without a request. `any_names` is that of `Storage`.
 
     `options` apply if they are of the backend's class; the URI's parameters win. `disk` applies to `file://`.
     `parallel_reads` is the number of reads that the caller has under way at once. It sizes the pool of connections to
@@ -70,10 +75,12 @@ def open_storage(
     `StorageMisconfigured` for an unknown profile.
     """
     parts = split_uri(uri)
-    storage = _storage_class(parts.scheme)
-    kind = storage.options_type
+    backend = _storage_class(parts.scheme)
+    kind = backend.options_type
     chosen: Any = options if type(options) is kind else kind()
-    return storage.from_uri(parts, replace(chosen, **_parameters(parts)), disk, parallel_reads)
+    storage = backend.from_uri(parts, replace(chosen, **_parameters(parts)), disk, parallel_reads)
+    storage.any_names = any_names
+    return storage
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -5,6 +5,7 @@ Hidden names are left out. All other files are included, with any extension. Fol
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,43 +14,45 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound
-from tiered_index.sources.places import CSV, NDJSON, PARQUET
+from tiered_index.sources.places import CSV, NDJSON, PARQUET, readings
+from tiered_index.sources.table_folders import TABLES, check_outside_tables, table_error, table_folder
 from tiered_index.spark.addresses import AddressOf
+from tiered_index.storage.opening import open_storage
 
 _HEAD_BYTES = 64
+# Fields that are text
+_TEXTS = ("topic", "key", "keys")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-# Folders of table formats
-_TABLES = {"_delta_log", ".hoodie"}
 
 
 def find_stored(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
-    """Return (storage's URI, name) of the object that `uri` names, or of the files below it."""
+    """Return (storage's URI, name) of the object that `uri` names, or of the files below it.
+
+    The URI of a folder's files is one of `readings(uri)`.
+    """
     place, mark, parameters = uri.partition("?")
-    folder, _, last = place.rpartition("/")
-    above = folder + mark + parameters
-    if kind_of(place):
-        return [(above, last)]
-    with address_of(uri).open() as storage:
-        names = _shown(uri, [info.name for info in storage.list()])
-        # without an error these files would be missing silently
-        # a key that ends so marks a folder, as consoles and Hadoop make it
-        foreign = _shown(uri, [key for key in storage.foreign_keys() if key and not key.endswith(("/", "_$folder$"))])
-    if foreign:
-        raise InvalidArgument(
-            f"{uri} has files with unsupported names, {foreign[0]!r} first: names may only have letters, digits and "
-            "._=+@-; read the folder with Spark and give the DataFrame"
-        )
-    if not names and _is_object(address_of, above, last):
-        return [(above, last)]
-    if not names:
-        raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
-    return [(uri, name) for name in names]
+    is_file, meant = bool(kind_of(place)), readings(place)
+    for reading in meant:
+        folder, _, last = reading.rpartition("/")
+        as_object = (folder + mark + parameters, unquote(last))
+        if is_file and (len(meant) == 1 or _is_object(address_of, *as_object)):
+            return [as_object]
+        of_folder = reading + mark + parameters
+        with address_of(of_folder).open(any_names=True) as storage:
+            # a key that ends so marks a folder, as consoles and Hadoop make it
+            keys = [info.name for info in storage.list() if not info.name.endswith(("/", "_$folder$"))]
+        if names := _shown(uri, [key for key in keys if key]):
+            check_outside_tables(of_folder, lambda above: address_of(above).open(any_names=True))
+            return [(of_folder, name) for name in names]
+        if not is_file and _is_object(address_of, *as_object):
+            return [as_object]
+    raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
 
 
 def _is_object(address_of: AddressOf, uri: str, name: str) -> bool:
     """Return whether there is an object of that name."""
     try:
-        with address_of(uri).open() as storage:
+        with address_of(uri).open(any_names=True) as storage:
             return storage.head(name).size_bytes >= 0
     except (InvalidArgument, ObjectNotFound):
         return False
@@ -60,6 +63,7 @@ def files_below(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     names = [p.relative_to(path).as_posix() for p in sorted(_all_below(path))]
+    check_outside_tables(str(path), open_storage)
     found = [path / name for name in _shown(str(path), names)]
     if not found:
         raise InvalidArgument(
@@ -76,7 +80,7 @@ def _all_below(folder: Path) -> list[Path]:
 
     found: list[Path] = []
     for above, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if name in _TABLES or not _is_hidden(name)]
+        folders[:] = [name for name in folders if name in TABLES or not _is_hidden(name)]
         if links := [path for name in folders if (path := Path(above, name)).is_symlink()]:
             raise InvalidArgument(
                 f"{links[0]} is a link to a folder, which is not followed: give the paths of the folders themselves"
@@ -91,12 +95,9 @@ def _shown(folder: str, names: Sequence[str]) -> list[str]:
 
     Raises `InvalidArgument` for a table format, whose folder may also have old files.
     """
-    parts = [name.split("/") for name in names]
-    if tables := _TABLES & {part for path in parts for part in path[:-1]}:
-        raise InvalidArgument(
-            f"{folder} is a table ({min(tables)}/), whose metadata names its current files: give those, or a DataFrame"
-        )
-    return [name for name, path in zip(names, parts, strict=True) if not any(map(_is_hidden, path))]
+    if table := table_folder(names):
+        raise table_error(folder, table)
+    return [name for name in names if not any(map(_is_hidden, name.split("/")))]
 
 
 def _is_hidden(part: str) -> bool:
@@ -127,7 +128,7 @@ def kind_of_all(files: Sequence[tuple[str, str]], address_of: AddressOf, known: 
 
 def _kind_by_content(uri: str, name: str, address_of: AddressOf) -> str:
     if uri:
-        with address_of(uri).open() as storage:
+        with address_of(uri).open(any_names=True) as storage:
             size = min(_HEAD_BYTES, storage.head(name).size_bytes)
             head = bytes(storage.get_range(name, 0, size)) if size else b""
     else:
@@ -136,10 +137,12 @@ def _kind_by_content(uri: str, name: str, address_of: AddressOf) -> str:
     return "parquet" if head.startswith(b"PAR1") else "ndjson" if head.lstrip().startswith(b"{") else ""
 
 
-def partition_columns(below: Sequence[str]) -> dict[str, pa.Array]:
-    """Return the columns of folders named ``column=value``, with a value for each file: integers if all are, else text.
+def partition_columns(below: Sequence[str], fields: Mapping[str, object] | None = None) -> dict[str, pa.Array]:
+    """Return the columns of folders named ``column=value``, with a value for each file.
 
-    `below` are the files' names relative to the source. Raises `InvalidArgument` unless all have the same columns.
+    `below` are the files' names relative to the source. `fields` have the columns of fields. A column of the topic or
+    key is text, one of another field integers. A column of no field is integers unless that would change its text
+    (``007``). Raises `InvalidArgument` unless all files have the same columns.
     """
     found = [_values(name) for name in below]
     for name, values in zip(below, found, strict=True):
@@ -148,13 +151,18 @@ def partition_columns(below: Sequence[str]) -> dict[str, pa.Array]:
                 f"folders of {below[0]} and {name} are named for other columns ({', '.join(found[0]) or 'none'}; "
                 f"{', '.join(values) or 'none'}): give folders of the same columns"
             )
+    used = {name: name for name in _TEXTS} | {
+        n: column for n, column in (fields or {}).items() if isinstance(column, str)
+    }
+    of_texts = {column for name, column in used.items() if name in _TEXTS}
+    of_others = {column for name, column in used.items() if name not in _TEXTS}
     columns = {}
     for column in found[0] if found else ():
-        texts = pa.array([values[column] for values in found], pa.string())
-        try:
-            columns[column] = texts.cast(pa.int64())
-        except pa.ArrowInvalid:
-            columns[column] = texts
+        columns[column] = texts = pa.array([values[column] for values in found], pa.string())
+        with contextlib.suppress(pa.ArrowInvalid):
+            numbers = texts.cast(pa.int64())
+            if column not in of_texts and (column in of_others or numbers.cast(pa.string()).equals(texts)):
+                columns[column] = numbers
     return columns
 
 

@@ -95,9 +95,17 @@ class ParquetFiles:
 
     @classmethod
     def of(
-        cls, files: Sequence[tuple[str, str]], address_of: AddressOf, partitions: Mapping[str, pa.Array] | None = None
+        cls,
+        files: Sequence[tuple[str, str]],
+        address_of: AddressOf,
+        partitions: Mapping[str, pa.Array] | None = None,
+        *,
+        agree: bool = False,
     ) -> ParquetFiles:
-        """Read the footers, some at once. Raises `CorruptFile`, as the storage."""
+        """Read the footers, some at once. `agree`: a column of folders has the same values in files that have it.
+
+        Raises `CorruptFile`, as the storage.
+        """
         groups: list[tuple[int, int, int]] = []
         written: list[tuple[int, int]] = []
         # the type of each column, and the first file that has it
@@ -108,7 +116,7 @@ class ParquetFiles:
         with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
             # one for each URI: an S3 client takes longer to create than a footer to read
             uris = dict.fromkeys(uri for uri, _ in files if uri)
-            storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
+            storages = {uri: held.enter_context(address_of(uri).open(any_names=True)) for uri in uris}
             tables = pool.map(lambda file: _table(storages.get(file[0]), file[1]), files)
             for number, ((_, name), (table, of_file)) in enumerate(zip(files, tables, strict=True)):
                 written.append(of_file)
@@ -119,7 +127,7 @@ class ParquetFiles:
                     known, first = kinds.get(column.name, (kind, name))
                     both = _type_of_both(known, kind)
                     kinds[column.name] = both or known, first
-                    if column.name in folders:
+                    if column.name in folders and not agree:
                         reason = f"is in {name} and in the name of its folder"
                         unusable.setdefault(
                             column.name, f"{reason}: pass the paths of the files, to read it from them, or a DataFrame"
@@ -162,7 +170,7 @@ class ParquetFiles:
         number, groups = part
         uri, name = self.files[number]
         with ExitStack() as held:
-            storage = held.enter_context(self.address_of(uri).open()) if uri else None
+            storage = held.enter_context(self.address_of(uri).open(any_names=True)) if uri else None
             table, written = _table(storage, name)
             listed = [rows for file, _, rows in self.groups if file == number]
             replaced = InvalidArgument(f"{name} was replaced while it was read: use a copy that does not change")

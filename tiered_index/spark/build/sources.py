@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +26,7 @@ from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of, has_items
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
-from tiered_index.sources.places import LocalFile, StoredFile, local_path
+from tiered_index.sources.places import LocalFile, StoredFile, local_path, readings
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
 from tiered_index.spark.build.log_sources import (
@@ -53,15 +54,23 @@ _PART_BYTES = 128 << 20
 
 
 def frame_of(
-    spark: SparkSession, source: SourceLike, address_of: AddressOf, *, skip_corrupt: bool = False
+    spark: SparkSession,
+    source: SourceLike,
+    address_of: AddressOf,
+    columns: Mapping[str, object] | None = None,
+    *,
+    skip_corrupt: bool = False,
 ) -> DataFrame:
-    """Return a source's messages, or a commit log's entries. Raises `InvalidArgument`, the storage's errors."""
+    """Return a source's messages, or a commit log's entries. `columns` are those of `files_of`.
+
+    Raises `InvalidArgument`, the storage's errors.
+    """
     if is_frame(source):
         return source
     log = _log_of(spark, source, address_of, skip_corrupt)
     if log is not None:
         return log.frame
-    found = files_of(source, address_of)
+    found = files_of(source, address_of, columns=columns)
     if isinstance(found, ParquetFiles):
         return frame_of_files(spark, found)
     read = partial(_read_ndjson, address_of=address_of)
@@ -113,10 +122,30 @@ def shown_kind(value: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}: make a DataFrame by spark.createDataFrame(...)"
 
 
+class PartitionedFiles(list[str]):
+    """Paths or URIs of a table's files below the folder or URI `root`: folders named ``column=value`` are columns.
+
+    A file may have these columns, too.
+    """
+
+    def __init__(self, root: str, files: Iterable[str]) -> None:
+        super().__init__(files)
+        self.root = root
+
+    def below(self) -> list[str]:
+        """Return the names of the files relative to the root, without the escapes of a URI."""
+        return [unquote(file.removeprefix(f"{self.root}/")) for file in self]
+
+
 def files_of(
-    source: str | os.PathLike[str] | Sequence[str | Path], address_of: AddressOf, texts: Sequence[str] = ("ndjson",)
+    source: str | os.PathLike[str] | Sequence[str | Path],
+    address_of: AddressOf,
+    texts: Sequence[str] = ("ndjson",),
+    columns: Mapping[str, object] | None = None,
 ) -> ParquetFiles | list[tuple[str, str]]:
     """Return the Parquet files of a source, or its files of one of the kinds `texts` as (storage URI or "", name).
+
+    `columns` has by field the name of its column, or another expression of it.
 
     Raises `InvalidArgument`, the storage's errors.
     """
@@ -126,14 +155,18 @@ def files_of(
         place = local_path(path)
         if place is None:
             found += (stored := find_stored(address_of, path))
-            below += [name if uri == path else "" for uri, name in stored]
+            meant = {*readings(path.partition("?")[0])}
+            below += [name if uri.partition("?")[0] in meant else "" for uri, name in stored]
         else:
             files = files_below(place)
             found += [("", str(file)) for file in files]
             below += [file.relative_to(place).as_posix() for file in files]
-    kind, partitions = kind_of_all(found, address_of, ("parquet", *texts)), partition_columns(below)
+    of_table = isinstance(source, PartitionedFiles)
+    if isinstance(source, PartitionedFiles):
+        below = source.below()
+    kind, partitions = kind_of_all(found, address_of, ("parquet", *texts)), partition_columns(below, columns)
     if kind == "parquet":
-        return ParquetFiles.of(found, address_of, partitions)
+        return ParquetFiles.of(found, address_of, partitions, agree=of_table)
     if named := [name for name in partitions if name in (*FIELDS, "keys", "topic_id")]:
         raise InvalidArgument(
             f"folders have values of {named[0]!r} in their names, but fields of {kind.upper()} must be in the lines: "
@@ -147,7 +180,7 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     if is_frame(source):
         return
     is_log = any(is_archive(path) or _is_store(path) for path in _paths(source))
-    files = None if is_log else files_of(source, address_of)
+    files = None if is_log else files_of(source, address_of, columns=columns)
     for field in _wanted(columns, files.schema.names if isinstance(files, ParquetFiles) else (), schema):
         # Spark checks expressions
         if isinstance(files, ParquetFiles) and isinstance(name := columns.get(field, field), str):
@@ -249,7 +282,7 @@ def _place(address: StorageAddress | None, name: str) -> Iterator[LocalFile | St
     if address is None:
         yield LocalFile(Path(name))
         return
-    with address.open() as storage:
+    with address.open(any_names=True) as storage:
         yield StoredFile(f"{address.uri.partition('?')[0]}/{name}", storage, name, storage.head(name).size_bytes)
 
 
@@ -351,12 +384,12 @@ def entries_of(
     log = _log_of(spark, source, address_of, skip_corrupt)
     fields = {name: field for name, given in columns.items() if (field := _field(given)) is not None}
     if log is None and not is_frame(source) and len(fields) == len(columns):
-        files = files_of(source, address_of)
+        files = files_of(source, address_of, columns=columns)
         if isinstance(files, ParquetFiles):
             return _entries_of_files(spark, files, fields, columns, schema)
     if log is not None and not columns and set(wanted := _wanted({}, (), schema)) < set(LOG_COLUMNS):
         return Entries(log.segments, (*wanted, SKIPPED), partial(_of_log, log.read))
-    there = frame_of(spark, source, address_of, skip_corrupt=skip_corrupt) if log is None else log.frame
+    there = log.frame if log is not None else frame_of(spark, source, address_of, columns, skip_corrupt=skip_corrupt)
     frame = entry_frame(there, columns, schema)
     return Entries(frame, tuple(frame.columns))
 

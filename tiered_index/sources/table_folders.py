@@ -1,0 +1,64 @@
+"""Finds out whether files belong to a table of Delta, Hudi or Iceberg, which also keeps files of old versions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from itertools import islice
+from urllib.parse import urlsplit
+
+from tiered_index.errors import InvalidArgument, StorageMisconfigured
+from tiered_index.sources.places import local_path
+from tiered_index.storage.base import PAGE, Storage
+from tiered_index.storage.buckets import BucketStorage
+
+# Folders of table formats
+TABLES = {"_delta_log", ".hoodie"}
+_ICEBERG = re.compile(r"(.*/)?metadata/[^/]*\.metadata\.json(\.gz)?", re.DOTALL)
+
+
+def table_folder(names: Iterable[str]) -> str | None:
+    """Return the folder of a table's metadata if one of the names, relative to a folder, is in it."""
+    for name in names:
+        if found := TABLES & {*name.split("/")[:-1]}:
+            return min(found)
+        if _ICEBERG.fullmatch(name):
+            return "metadata"
+    return None
+
+
+def table_error(place: object, folder: str) -> InvalidArgument:
+    """Return the error for a place in a table whose metadata has the name `folder`."""
+    return InvalidArgument(
+        f"{place} is a table ({folder}/), whose metadata names its current files and the rows deleted from them: use "
+        "build_delta or build_iceberg of tiered_index.spark.tables, or build from a DataFrame"
+    )
+
+
+def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
+    """Raise `InvalidArgument` if a path or URI lies in the folder of a table.
+
+    `opened` returns the storage of a URI. Costs two listings for each folder above an object.
+    """
+    if (path := local_path(source)) is not None:
+        for folder in (path, *path.parents):
+            metadata = (f"metadata/{found.name}" for found in (folder / "metadata").glob("*.metadata.json*"))
+            if found := next((name for name in TABLES if (folder / name).is_dir()), None) or table_folder(metadata):
+                raise table_error(folder, found)
+        return
+    place, mark, parameters = source.partition("?")
+    parts = urlsplit(place)
+    above = parts.path.strip("/").split("/")
+    for depth in range(len(above) - 1, -1, -1):
+        uri = "/".join([f"{parts.scheme}://{parts.netloc}", *above[:depth]])
+        with closing(opened(uri + mark + parameters)) as storage:
+            if not isinstance(getattr(storage, "inner", storage), BucketStorage):
+                return
+            # who may not list a folder above can't be told about it
+            with suppress(StorageMisconfigured):
+                listed = (
+                    info.name for prefix in ("_delta_log/", "metadata/") for info in islice(storage.list(prefix), PAGE)
+                )
+                if found := table_folder(listed):
+                    raise table_error(uri, found)
