@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -544,28 +545,43 @@ def format_time(time_ms: int | None) -> str:
 
 
 def parse_time(text: str, *, end: bool = False) -> int:
+    """Return the epoch milliseconds of a bound of a range, given as text that `exact_time` accepts.
+
+    A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. A time outside
+    1970 to 9999 becomes the nearest time within. Raises `ValueError` naming the text.
+    """
+    time_ms = exact_time(text) + (_DAY_MS - 1 if end and _is_date(text.strip()) else 0)
+    return min(max(time_ms, 0), MAX_TIMESTAMP_MS)
+
+
+# The second of a time, if it is a leap second
+_LEAP_SECOND = re.compile(r"(?<=[0-9]{2}:[0-9]{2}:)60(?![0-9])")
+
+
+def exact_time(text: str) -> int:
     """Return the epoch milliseconds of a text: a number of epoch milliseconds, or an ISO 8601 time.
 
-    Examples: ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00``, ``2023-11-14``. Without a zone
-    the time is UTC. A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. A
-    time outside 1970 to 9999 becomes the nearest time within. Raises `ValueError` naming the text.
+    Examples: ``1700000000000``, ``2023-11-14T22:13:20.123456789Z``, ``2023-11-14 22:13:20+08:00``, ``2023-11-14``.
+    Without a zone the time is UTC. Digits of a second after the third are cut. A leap second (``23:59:60``) is the
+    second after it. Raises `ValueError` naming the text.
     """
     text = text.strip()
     if text.isascii() and text.removeprefix("-").isdigit():
-        time_ms = int(text)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError as error:
-            raise ValueError(
-                f"{text!r} is neither epoch milliseconds nor an ISO 8601 time such as 2023-11-14T22:13:20Z"
-            ) from error
+        return int(text)
+    try:
+        told, leaps = _LEAP_SECOND.subn("59", text.removesuffix("z") + "Z" if text.endswith("z") else text)
+        moment = datetime.fromisoformat(told)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        time_ms = (moment - EPOCH) // timedelta(milliseconds=1)
-        if end and _is_date(text):
-            time_ms += _DAY_MS - 1
-    return min(max(time_ms, 0), MAX_TIMESTAMP_MS)
+        time_ms = (moment - EPOCH) // timedelta(milliseconds=1) + leaps * 1000
+        # only the last second of a month can be one
+        if leaps and (EPOCH + timedelta(seconds=time_ms // 1000)).strftime("%d%H%M%S") != "01000000":
+            raise ValueError("no leap second")
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text!r} is neither epoch milliseconds nor an ISO 8601 time such as 2023-11-14T22:13:20Z"
+        ) from error
+    return time_ms
 
 
 def _is_date(text: str) -> bool:

@@ -5,7 +5,9 @@ import pytest
 import typer
 
 from tiered_index.cli.options import end_option, time_option
+from tiered_index.errors import InvalidArgument
 from tiered_index.server.parameters import BatchBody, QueryParameters, Range
+from tiered_index.sources.columns import times_ms
 from tiered_index.sources.keys import read_lookups
 from tiered_index.spark.lookup.plan import times_of
 from tiered_index.types import format_time, parse_time
@@ -22,10 +24,37 @@ MOMENT_MS = 1_700_000_000_000
         "2023-11-14 22:13:20",
         " 2023-11-15T06:13:20+08:00 ",
         "20231114T221320",
+        "2023-11-14t22:13:20z",
+        "2023-11-14T22:13:20.000999999Z",
     ],
 )
 def test_one_moment_in_its_spellings(text):
+    """On the command line, over HTTP and in files of messages; mixed with other forms, too."""
     assert parse_time(text) == MOMENT_MS
+    for others in ([], [None], ["2023-11-14t22:13:20z", "1700000000000"]):
+        found = times_ms(pa.chunked_array([pa.array([text, *others], pa.string())])).to_pylist()
+        assert found == [MOMENT_MS, *(other and MOMENT_MS for other in others)]
+
+
+@pytest.mark.parametrize("digits", range(1, 10))
+def test_a_second_has_up_to_nine_digits(digits):
+    text, time_ms = f"2023-11-14T22:13:20.{'123456789'[:digits]}", MOMENT_MS + int("123"[:digits].ljust(3, "0"))
+    for spelled in (text, f"{text}Z", f"{text}+00:00", f"{text.lower()}z"):
+        assert parse_time(spelled) == time_ms
+        assert times_ms(pa.chunked_array([[spelled]])).to_pylist() == [time_ms]
+
+
+@pytest.mark.parametrize("text", ["2016-12-31T23:59:60Z", "2017-01-01 08:59:60.000+09:00"])
+def test_a_leap_second_is_the_second_after_it(text):
+    assert parse_time(text) == 1_483_228_800_000 == times_ms(pa.chunked_array([[text]]))[0].as_py()
+
+
+@pytest.mark.parametrize("text", ["2016-12-31T23:58:60Z", "2016-12-30T23:59:60Z", "2016-12-31T23:59:61Z"])
+def test_any_other_second_of_60_is_an_error(text):
+    with pytest.raises(ValueError, match="neither epoch milliseconds nor an ISO 8601 time"):
+        parse_time(text)
+    with pytest.raises(InvalidArgument, match="epoch milliseconds or ISO 8601"):
+        times_ms(pa.chunked_array([[text]]))
 
 
 def test_milliseconds():

@@ -10,7 +10,7 @@ const milliseconds = (parts, local) => (local ? new Date(...parts).valueOf() : D
 const iso = (ms) => `${new Date(ms).toISOString().slice(0, 19)}Z`;
 
 // Returns whether the calendar has a date, with or without a time: `Date` reads 31 June as 1 July.
-const isReal = (text, parts) => iso(Date.UTC(...parts)).startsWith(text.replace(" ", "T"));
+const isReal = (text, parts) => iso(Date.UTC(...parts)).startsWith(text.replace(/[ t]/, "T"));
 
 // Returns the day that a text names, as [year, month, day]: today, yesterday, the last Tuesday, 2025-11-04; or null.
 function dayOf(text, local) {
@@ -39,7 +39,7 @@ export function moment(given, { isEnd = false, local = isLocal() } = {}) {
     const [year, month, date] = day;
     return iso(isEnd ? milliseconds([year, month, date + 1], local) - 1000 : milliseconds(day, local));
   }
-  const parts = /^(\d{4})-(\d\d)-(\d\d)[ T](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d+))?)?)?$/.exec(text)?.slice(1);
+  const parts = /^(\d{4})-(\d\d)-(\d\d)[ Tt](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d+))?)?)?$/.exec(text)?.slice(1);
   if (!parts) return text;
   const fraction = parts.pop();
   const numbers = parts.map((part) => Number(part ?? 0));

@@ -151,9 +151,8 @@ def partition_columns(below: Sequence[str], fields: Mapping[str, object] | None 
                 f"folders of {below[0]} and {name} are named for other columns ({', '.join(found[0]) or 'none'}; "
                 f"{', '.join(values) or 'none'}): give folders of the same columns"
             )
-    used = {name: name for name in _TEXTS} | {
-        n: column for n, column in (fields or {}).items() if isinstance(column, str)
-    }
+    named = {name: column for name, column in (fields or {}).items() if isinstance(column, str)}
+    used = {name: name for name in _TEXTS} | named
     of_texts = {column for name, column in used.items() if name in _TEXTS}
     of_others = {column for name, column in used.items() if name not in _TEXTS}
     columns = {}

@@ -26,10 +26,8 @@ def build_delta(spark: SparkSession, table: DeltaTable, *, storage: str, **optio
     `table` is of the package `deltalake`. `options` are those of `build`, without `mode` and `source_range`. Columns
     that partition the table are read from the names of folders. Raises as `new_in_delta` and `build`.
     """
-    config = options.get("config")
-    return build_new(
-        lambda begin: new_in_delta(table, begin, config), spark, str(table.metadata().id), storage, options
-    )
+    config, source = options.get("config"), str(table.metadata().id)
+    return build_new(lambda begin: new_in_delta(table, begin, config), spark, source, storage, options)
 
 
 def new_in_delta(table: DeltaTable, begin: int = 0, config: IndexConfig | None = None) -> tuple[list[str], int]:
