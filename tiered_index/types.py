@@ -212,8 +212,9 @@ class Explain:
     """The cost of a lookup: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
 
     `folded_entries` counts entries that were left out because another entry of the same identity, with other content
-    (time, size, further columns), is the answer. It counts only entries that were read. If it is not 0, identities are
-    not unique.
+    (time, size, further columns), is the answer. A page counts the entries between its first and last one, so the
+    pages of `query_all` together count each entry once. A batch counts all entries that it read. If it is not 0,
+    identities are not unique.
     """
 
     requests: int = 0

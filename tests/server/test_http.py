@@ -8,6 +8,7 @@ import pytest
 
 from tests.server.conftest import DESCRIPTION, index_in, instead_of_query, put_entries, serving
 from tiered_index import Lookup
+from tiered_index.client import IndexClient
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.calls import Caps
@@ -319,12 +320,13 @@ def check_examples(client):
 
 
 def test_a_stream_counts_the_entries_that_it_left_out(tmp_path):
-    with index_in(tmp_path) as index, serving(index) as client:
-        for size in (10, 11):
-            index.put("orders", 0, "k", 0, size, 1_762_000_000_000)
+    with index_in(tmp_path) as index, serving(index) as client, IndexClient(str(client.base_url)) as asking:
+        for number in range(9):
+            index.put("orders", 0, "k", number % 3, 10, 1_762_000_000_000 + 1000 * number)
         index.flush()
-        asked = {"topic": "orders", "key": "k"}
-        lines = client.get("/v1/query", params=asked, headers=NDJSON).text.splitlines()
-        whole = client.get("/v1/query", params=asked).json()
-    assert len(lines) == 2 and whole["explain"]["folded_entries"] == 1
-    assert json.loads(lines[-1])["explain"]["folded_entries"] == 1
+        asked = {"topic": "orders", "key": "k", "all": "true"}
+        for count in (1, 2, 4, 9):
+            lines = client.get("/v1/query", params=asked | {"max_count": count}, headers=NDJSON).text.splitlines()
+            assert (len(lines), json.loads(lines[-1])["explain"]["folded_entries"]) == (4, 6)
+            pages = asking.query_all("orders", "k", max_count=count)
+            assert sum(page.explain.folded_entries for page in pages) == 6

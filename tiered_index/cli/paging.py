@@ -18,6 +18,7 @@ from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.service.answers.pages import PageTotals
+from tiered_index.service.answers.rows import once
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.session import Writer
 from tiered_index.service.lookup.budget import Limits, LookupLimits
@@ -82,6 +83,8 @@ class Pages(Generic[R]):
         # Set by `open_lookup`
         self.reader: IndexReader | None = None
         self._folded = 0
+        # the identities of entries on earlier pages
+        self._shown: set[tuple[object, ...]] = set()
         self._totals = PageTotals()
         self._explains: list[Explain] = []
 
@@ -105,6 +108,10 @@ class Pages(Generic[R]):
                 return
 
     def _added(self, answer: R) -> R:
+        page: Any = answer
+        if isinstance(page, QueryResult):
+            page = once(page, self._shown)
+        answer = page
         with_all = self._totals.add(answer)
         self.last = answer if answer is self.nothing else with_all
         self._folded += answer.explain.folded_entries

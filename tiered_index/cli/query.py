@@ -20,7 +20,6 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import tag_key
-from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import IndexItem, QueryResult, format_time
 
@@ -182,16 +181,16 @@ def growing(look_up: Callable[..., QueryResult], first: int) -> Callable[..., Qu
 def _write(out: Output, pages: Pages[QueryResult]) -> int:
     is_stream = pages.every and out.as_json
     items: list[IndexItem] = []
-    seen: set[tuple[object, ...]] = set()
+    count = 0
     for answer in pages:
-        for item in unseen(answer.items, seen):
+        count += len(answer)
+        for item in answer.items:
             if is_stream:
                 out.record(item.to_dict())
             else:
                 items.append(item)
     out.answer(
-        pages.totals(len(seen)) if is_stream else pages.last.to_dict() | pages.seen() | pages.error(),
-        streamed=is_stream,
+        pages.totals(count) if is_stream else pages.last.to_dict() | pages.seen() | pages.error(), streamed=is_stream
     )
     if items:
         own = own_columns(type(items[0]))

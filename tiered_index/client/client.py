@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -40,7 +39,7 @@ from tiered_index.client.answers import (
 )
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
 from tiered_index.service.answers.asked import check_lookups
-from tiered_index.service.answers.rows import unseen
+from tiered_index.service.answers.rows import once
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
 
@@ -130,7 +129,7 @@ class IndexClient:
         cursor = None
         while True:
             page = self.query(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, **limits)
-            yield dataclasses.replace(page, items=tuple(unseen(page.items, seen)))
+            yield once(page, seen)
             if (cursor := page.cursor) is None:
                 return
 

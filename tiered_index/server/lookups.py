@@ -52,7 +52,7 @@ from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import unseen
+from tiered_index.service.answers.rows import once
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
 from tiered_index.service.lookup.messages import MessageSource, MessagesResult, pause_s
@@ -236,17 +236,16 @@ class LookupHandlers(Handlers):
         async def page(cursor: str | None) -> tuple[QueryResult, list[bytes]]:
             def act() -> tuple[QueryResult, list[bytes]]:
                 answer = self._recorded(request, "query", what, partial(self._page, asked, allowance, cursor))
-                once = replace(answer, items=tuple(unseen(answer.items, seen))) if asked.all else answer
-                once = totals.add(once)
+                shown = totals.add(once(answer, seen) if asked.all else answer)
                 if files:
-                    reports.extend(report.to_dict() for report in once.explain.files)
-                begins = range(0, len(once), _ROWS)
+                    reports.extend(report.to_dict() for report in shown.explain.files)
+                begins = range(0, len(shown), _ROWS)
                 if form == wire.ARROW:
-                    table = wire.table_of(once, redaction)
+                    table = wire.table_of(shown, redaction)
                     # a table without rows sends the schema
-                    return once, [arrow.table(table.slice(n, _ROWS)) for n in begins or (0,)]
-                lines = map(wire.encode, wire.item_documents(once, redaction))
-                return once, [b"".join(islice(lines, _ROWS)) for _ in begins]
+                    return shown, [arrow.table(table.slice(n, _ROWS)) for n in begins or (0,)]
+                lines = map(wire.encode, wire.item_documents(shown, redaction))
+                return shown, [b"".join(islice(lines, _ROWS)) for _ in begins]
 
             if cursor is None:
                 answer, pieces = await self.made(request, allowance, act, claim)

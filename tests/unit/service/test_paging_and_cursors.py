@@ -156,6 +156,30 @@ def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):
         assert [i.offset for i in items_by_pages(index.query, "t", "k", max_count=count)] == [4, 3, 2, 1, 0] * 2
 
 
+@pytest.mark.parametrize("state", ["unsealed", "uploaded", "two files"])
+def test_each_hidden_entry_is_counted_once_however_pages_are_cut(open_index, state):
+    """An entry is put at three seconds and, at one of them, with two sizes."""
+    index = open_index(local_keep_s=0, items=1000)
+    hidden = 0
+    for number in range(3):
+        for offset in range(40):
+            again = offset % 4 == number
+            for size in range(1 + again):
+                index.put("t", 0, "k", offset, size, T + 1000 * (offset * 7 % 40 + 13 * number))
+                hidden += 1
+        if state == "two files":
+            index.seal()
+    if state != "unsealed":
+        index.seal()
+        index.run_lifecycle()
+    hidden -= 40
+    for count in (1, 2, 3, 7, 25, 39, 40, 1000):
+        pages = list(index.query_all("t", "k", max_count=count))
+        assert sum(page.explain.folded_entries for page in pages) == hidden, count
+        assert sum(map(len, pages)) == 40
+    assert index.query_many([("t", "k")]).explain.folded_entries == hidden
+
+
 def test_an_answer_is_a_sequence_and_a_table(index):
     fill(index)
     (answer, none) = index.query_many([("t", "k"), ("t", "none")])

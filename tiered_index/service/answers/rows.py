@@ -254,19 +254,31 @@ def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
         rows = rows[(rows["queue_id"] != queue_id) | (rows["second"] >= begin)]
     if lookup.after is None or not len(rows):
         return rows
-    # rows strictly after (second desc, offset desc, queue_id asc, ...): each column counts if all before it are equal
+    return rows[are_after(rows, lookup.after, schema)]
+
+
+def are_after(rows: Array, key: OrderKey, schema: Schema) -> npt.NDArray[np.bool_]:
+    """Return which rows (bool, n) come after an order key. Raises `SchemaMismatch` for a key of other columns."""
+    # second desc, offset desc, queue_id asc, ...: each column counts if all before it are equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)
     names = ("second", "offset", "queue_id", *schema.identity_extra)
-    if len(names) != len(lookup.after):
-        raise SchemaMismatch(
-            f"a file's identity columns are {names}, the index has {len(lookup.after)}: it is of another index"
-        )
-    for name, bound in zip(names, lookup.after, strict=True):
+    if len(names) != len(key):
+        raise SchemaMismatch(f"a file's identity columns are {names}, the index has {len(key)}: it is of another index")
+    for name, bound in zip(names, key, strict=True):
         values = rows[name]
         later |= equal & (values < bound if name in ("second", "offset") else values > bound)
         equal &= values == bound
-    return rows[later]
+    return later
+
+
+def leading(rows: Array, schema: Schema, limit: int) -> tuple[Array, Array]:
+    """Return the first `limit` answers, and all rows up to the last of these: repeats of answers are not dropped."""
+    repeats: list[int] = []
+    first = first_answers(rows, schema, limit, repeats.append)
+    if repeats:
+        return first, rows if len(first) < limit else rows[~are_after(rows, order_key(first[-1], schema), schema)]
+    return first, first
 
 
 def concatenate(parts: list[Array], schema: Schema) -> Array:
@@ -413,6 +425,15 @@ class AnswerRows(NamedTuple):
 def order_key(row: Any, schema: Schema) -> OrderKey:
     """Return the order key of one row."""
     return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
+
+
+def once(page: QueryResult[Any], seen: set[tuple[object, ...]]) -> QueryResult[Any]:
+    """Return a page without the items whose identity is in `seen`, which count as folded entries."""
+    items = tuple(unseen(page.items, seen))
+    if not (again := len(page.items) - len(items)):
+        return dataclasses.replace(page, items=items)
+    explain = dataclasses.replace(page.explain, folded_entries=page.explain.folded_entries + again)
+    return dataclasses.replace(page, items=items, explain=explain)
 
 
 def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Item]:

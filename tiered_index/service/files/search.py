@@ -21,7 +21,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, Matches, matching
-from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
+from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, leading, select_items
 
 # bytes of blocks of a giant slot in memory at a time
 _BATCH_BYTES = 8 << 20
@@ -172,7 +172,7 @@ def _damage(
 
 
 def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
-    """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
+    """Return the rows that make the first `max_count` + 1 answers of `lookup`, or all of its rows, unordered."""
     trailer = source.trailer()
     metadata = trailer.metadata
     layout = metadata.layout
@@ -188,16 +188,17 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
     if len(runs) == 1:
         (data,) = source.verified(runs)
         return _select(data, runs[0], source, metadata, lookup, ids)
-    rows, ordered = layout.schema.no_rows, metadata.in_answer_order
+    first = rows = layout.schema.no_rows
+    ordered = metadata.in_answer_order
     for batch in _newest_first(runs, lookup, ordered=ordered):
         # there are `max_count` + 1 answers, and all further blocks are older: they can't change the page
-        if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
+        if len(first) > lookup.max_count and (ordered or int(first["second"][lookup.max_count]) > batch[0].second_max):
             break
         read = zip(batch, source.verified(batch), strict=True)
         found = [_select(data, run, source, metadata, lookup, ids) for run, data in read]
         rows = concatenate([rows, *found], layout.schema)
         if len(runs) > len(batch):
-            rows = first_answers(rows, layout.schema, lookup.max_count + 1)
+            first, rows = leading(rows, layout.schema, lookup.max_count + 1)
     return rows
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers
+from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, leading
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath, MissingObject
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
@@ -98,9 +99,9 @@ class WindowTable:
     def search(self, lookup: PreparedLookup) -> Array:
         """Return at least the first `max_count` + 1 rows that answer `lookup`, in any order."""
         rows: Array | None = None
+        first: Any = ()
         for stored in sorted(self._holding(lookup), key=lambda o: -o.second_max):
-            enough = rows is not None and len(rows) > lookup.max_count
-            if rows is not None and enough and int(rows["second"][lookup.max_count]) > stored.second_max:
+            if len(first) > lookup.max_count and int(first[lookup.max_count]["second"]) > stored.second_max:
                 break
             if self.cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
                 continue
@@ -109,7 +110,7 @@ class WindowTable:
             schema = source.trailer().metadata.layout.schema
             rows = found if rows is None else concatenate([rows, found], schema)
             if len(rows) > lookup.max_count:
-                rows = first_answers(rows, schema, lookup.max_count + 1)
+                first, rows = leading(rows, schema, lookup.max_count + 1)
         return rows if rows is not None else np.empty(0, "i8")
 
     def search_many(self, batch: LookupBatch) -> Matches:

@@ -15,7 +15,7 @@ from typing import TypedDict, TypeVar
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.rows import Array, concatenate, first_answers
+from tiered_index.service.answers.rows import Array, are_after, concatenate, first_answers, leading, order_key
 from tiered_index.storage.context import Activation, active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable, rounded_usd
@@ -160,7 +160,8 @@ class TopK:
         self._schema = schema
         self._max_count = max_count
         self._lock = threading.Lock()
-        self._rows = schema.no_rows
+        # the answers, and the rows that they were made of: with repeats, which are counted at the end
+        self._first = self._rows = schema.no_rows
         self._fresh: list[Array] = []
         self._fresh_count = 0
         self._cutoff: int | None = None
@@ -186,13 +187,10 @@ class TopK:
         # one more than `max_count` shows that the answer is truncated
         fresh = self._fresh
         rows = fresh[0] if len(fresh) == 1 and not len(self._rows) else concatenate([self._rows, *fresh], self._schema)
-        self._rows = rows if len(rows) == 1 else first_answers(rows, self._schema, self._max_count + 1, self._fold)
+        self._first, self._rows = (rows, rows) if len(rows) == 1 else leading(rows, self._schema, self._max_count + 1)
         self._fresh, self._fresh_count = [], 0
-        if len(self._rows) >= self._max_count:
-            self._cutoff = int(self._rows["second"][self._max_count - 1])
-
-    def _fold(self, count: int) -> None:
-        self.folded += count
+        if len(self._first) >= self._max_count:
+            self._cutoff = int(self._first["second"][self._max_count - 1])
 
     def can_skip(self, second_max: int) -> bool:
         """Return whether a file with this greatest second can't change the answer. Then the answer is truncated."""
@@ -208,11 +206,21 @@ class TopK:
     def missing(self) -> int:
         """Return the number of missing answers, at least 0. Rows of equal identity are counted separately."""
         with self._lock:
-            return max(0, self._max_count - len(self._rows) - self._fresh_count)
+            return max(0, self._max_count - len(self._first) - self._fresh_count)
 
     def answers(self) -> tuple[Array, bool]:
         """Return the first `max_count` answers, and whether there may be more."""
         with self._lock:
             if self._fresh:
                 self._merge()
-            return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count
+            page, more = self._first[: self._max_count], self.skipped or len(self._first) > self._max_count
+            if self._rows is not self._first:
+                rows = self._rows
+                if more:
+                    rows = rows[~are_after(rows, order_key(page[-1], self._schema), self._schema)]
+                first_answers(rows, self._schema, len(rows), self._fold)
+            return page, more
+
+    def _fold(self, count: int) -> None:
+        # those of this page alone: another page counts its own
+        self.folded = count

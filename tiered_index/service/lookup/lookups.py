@@ -9,7 +9,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from tiered_index.config import IndexConfig
@@ -18,14 +17,7 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import (
-    check_range,
-    check_topic,
-    encode_cursor,
-    joined_pairs,
-    query_digest,
-    unseen,
-)
+from tiered_index.service.answers.rows import check_range, check_topic, encode_cursor, joined_pairs, once, query_digest
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
@@ -149,7 +141,7 @@ class Lookups(ABC, Generic[ItemT]):
         cursor = None
         while True:
             page = self.query(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-            yield replace(page, items=tuple(unseen(page.items, seen)))
+            yield once(page, seen)
             cursor = page.cursor
             if cursor is None:
                 return
