@@ -85,3 +85,16 @@ def test_the_buffer_has_the_bytes_that_wait():
     sizes = []
     sent_by(writing(HEAD, then=lambda joined: sizes.append(joined.get_write_buffer_size())))
     assert sizes == [7 + len(HEAD)]
+
+
+def test_a_connection_that_has_ended_is_not_written_to():
+    """uvloop raises then, which would be a traceback in the log for each client that goes away."""
+    large = b"x" * 100_000
+    for pieces in ((HEAD, b"body"), (large,), (HEAD,)):
+
+        def act(joined, pieces=pieces):
+            joined.abort()
+            writing(*pieces)(joined)
+
+        assert sent_by(act) == ([], [])
+    assert sent_by(lambda joined: (joined.write(HEAD), joined.abort(), joined.write(b"body"))) == ([], [])

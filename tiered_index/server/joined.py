@@ -25,8 +25,10 @@ class JoinedTransport:
         self._held = b""
 
     def write(self, data: bytes | memoryview) -> None:
-        """As `asyncio.Transport.write`."""
-        if self._held:
+        """As `asyncio.Transport.write`. Nothing is written once the connection has ended: uvloop would raise."""
+        if self._transport.is_closing():
+            self._held = b""
+        elif self._held:
             held, self._held = self._held, b""
             # not `writelines`: that of asyncio's own loops ignores flow control in some releases of Python
             self._transport.write(b"".join((held, data)))
