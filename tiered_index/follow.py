@@ -142,7 +142,8 @@ class Source(Protocol):
     """Messages in order, which can be read again from a position.
 
     One thread uses a source. Any thread may call `lag` and `positions`. A source may have `trouble` (str | None): the
-    reason that it is not read now.
+    reason that it is not read now. It may have `lacks(messages, hidden, left_out)`, which returns reasons, as a list of
+    texts, if a run that read so many messages put no entry; see `Batch`.
     """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.

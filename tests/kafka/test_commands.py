@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import struct
 import threading
 import time
 
@@ -16,6 +17,8 @@ from tests.support.hanging import until
 from tiered_index import IndexReader
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages
+
+T_MS = 1_700_000_000_000
 
 
 @pytest.fixture
@@ -128,4 +131,52 @@ def test_the_report_names_the_first_values_that_are_no_json(run, servers, produc
     producing.send(topic, [{"value": "{", "partition": 0}] * 12)
     storage = ("--storage", (tmp_path / "store").as_uri())
     done = run("ingest", f"kafka://{servers}/{topic}", "--key", "json:id", *storage)
-    assert (done.code, (done.out + done.err).count("no JSON: ")) == (0, 10), done.err
+    assert (done.code, (done.out + done.err).count("no JSON: ")) == (1, 10), done.err
+
+
+@pytest.mark.parametrize(
+    ("keys", "reasons"),
+    [
+        (["header:Trace"], ["none of 3 records has header Trace; seen: trace"]),
+        (["json:order"], ["none of 3 records has a text or number at order, which is an object: name a member of it"]),
+        (["json:orderId", "key"], ["a key of 1 to 32,767 characters", "at orderId; members seen: at, order"]),
+    ],
+)
+def test_a_run_that_indexes_nothing_tells_why(run, servers, producing, topic, tmp_path, keys, reasons):
+    value = json.dumps({"order": {"id": 1}, "at": 2})
+    producing.send(topic, [{"value": value, "headers": [("trace", "t")], "partition": 0}] * 3)
+    given = [part for key in keys for part in ("--key", key)]
+    where = (f"kafka://{servers}/{topic}", *given, "--storage", (tmp_path / "store").as_uri())
+    quiet = run("ingest", *where, "--quiet")
+    assert quiet.code == 1 and all(reason in " ".join(quiet.err.split()) for reason in reasons), quiet.err
+    again = run("ingest", *where, "--restart", "--allow-none", "--json")
+    found = again.document["nothing_indexed"]
+    assert again.code == 0 and len(found) == len(reasons)
+    assert all(reason in one for reason, one in zip(reasons, found, strict=True)), found
+    assert run("ingest", *where).code == 0  # it read nothing
+
+
+def test_keys_that_are_too_long_are_counted_as_that(run, servers, producing, topic, tmp_path):
+    producing.send(topic, [{"key": "x" * 32_768, "partition": 0}, {"key": "k", "partition": 0}, {"partition": 0}])
+    done = run("ingest", f"kafka://{servers}/{topic}", "--storage", (tmp_path / "store").as_uri(), "--json")
+    assert [done.document[name] for name in ("messages", "entries", "left_out", "too_long")] == [3, 1, 1, 1]
+
+
+def test_numbers_of_serializers_are_indexed_and_erased_by_each_spelling(run, servers, producing, topic, tmp_path):
+    numbers = [0, 42, 200, -1, 2**40 + 5]
+    uri = (tmp_path / "store").as_uri()
+    records = [{"key": struct.pack(">q", one), "value": b"v", "partition": 0, "timestamp": T_MS} for one in numbers]
+    producing.send(topic, records)
+    keys = ("--key", "key", "--key", "key:int64")
+    done = run("ingest", f"kafka://{servers}/{topic}", *keys, "--storage", uri, "--archive", "--wait", "--json")
+    assert (done.code, done.document["entries"]) == (0, 10), done.err
+    for offset, number in enumerate(numbers):
+        for key in (str(number), f"0x{struct.pack('>q', number).hex()}"):
+            done = run_here("query", "--root", tmp_path / "root", "--json", "--messages", "--", topic, key)
+            found = done.document["messages"]
+            assert [one["item"]["offset"] for one in found] == [offset], key
+            assert found[0]["message"]["key"] == f"0x{struct.pack('>q', number).hex()}"
+    erased = run_here("erase", "--storage", uri, "--topic", topic, "--key", "0x000000000000002A", "--now", "--yes")
+    assert "0x000000000000002a" in erased.err, erased.err
+    found = run_here("message", f"kafka:{topic}/0/1", "--storage", uri, "--json").document["messages"]
+    assert [one["state"] for one in found] == ["erased"]

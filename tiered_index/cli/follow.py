@@ -13,7 +13,7 @@ from typing import Any
 from tiered_index.cli.options import ArchiveOptions, IntakeOptions
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import Ending, Progress
-from tiered_index.cli.putting import Putting, show_put
+from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.follow import Follower, Source
@@ -140,9 +140,23 @@ def ingest_followed(
             expired=follower.put.expired,
             quarantined_first=[{**m, "where": _where(source, m)} for m in follower.put.quarantined],
             **getattr(source, "counts", dict)(),
+            nothing_indexed=(lacks := _lacks(follower)),
         )
     show_ingested(session.out, document, streamed=follow)
-    return ending.exit_code
+    # a run that follows may be restarted at any time, also while no new message has a key
+    return ending.exit_code or (0 if follow else none_indexed(session, given, lacks))
+
+
+def _lacks(follower: Follower) -> list[str]:
+    """Return why none of the messages that were read was indexed; empty: some were, or there were none to index."""
+    if follower.entries or not follower.messages:
+        return []
+    counts = follower.messages, follower.hidden, follower.left_out
+    return list(getattr(follower.source, "lacks", _no_reasons)(*counts))
+
+
+def _no_reasons(*_: int) -> list[str]:
+    return []
 
 
 def _where(source: Source, message: Mapping[str, Any]) -> str:
@@ -159,8 +173,9 @@ _COUNTS = {
     "quarantined": "entries with an implausible time",
     "expired": "entries older than the retention: lookups leave them out",
     "hidden": "prepared or rolled back",
-    "left_out": "of other topics, RocketMQ's own, or without a key",
+    "left_out": "of other topics, or RocketMQ's own",
     "no_json": "no JSON",
+    "too_long": "keys longer than 32,767 UTF-16 code units",
     "archived_segments": "uploaded",
 }
 
@@ -176,12 +191,13 @@ def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = Fal
     for place in document.get("no_json_first", ()):
         out.remark(f"no JSON: {place}")
     resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
+    counts = _COUNTS | ({"left_out": "without a key"} if document["unit"] == "records" else {})
     fields = {
         "source": document["source"],
         "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
         "behind": _distance(lag_bytes, document["unit"]) if lag_bytes else None,
         **{name: document[name] for name in ("messages", "entries")},
-        **{name: f"{document[name]:,} {counted}" for name, counted in _COUNTS.items() if document.get(name)},
+        **{name: f"{document[name]:,} {counted}" for name, counted in counts.items() if document.get(name)},
         "skipped_reasons": document.get("skipped_reasons"),
         "lost": f"{document['loss_count']:,} ranges, named above" if document.get("loss_count") else None,
         "torn": f"{torn['begin']} to {torn['end']}, {torn['what']} at the end of the log" if torn else None,

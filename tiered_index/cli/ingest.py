@@ -34,7 +34,7 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.options import of_store as _of_store
 from tiered_index.cli.output import counted, human_count
-from tiered_index.cli.putting import Putting, show_put
+from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
@@ -140,6 +140,16 @@ class Intake:
     def quarantined(self) -> list[dict[str, Any]]:
         """As `PatientPut.quarantined`, with the place of each message as `where`."""
         return self.patient.quarantined
+
+    def lacks(self) -> list[str]:
+        """Return why none of the messages that were read was indexed; empty: some were, or there were none."""
+        if self.entries or not (self.messages or self.skipped):
+            return []
+        fields = self.source.fields
+        column = next((fields.columns[name] for name in ("key", "keys") if name in fields.columns), "key or keys")
+        reasons = {f"have no {column}": self.messages, "are invalid, and were skipped": self.skipped}
+        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        return [f"of {self.messages + self.skipped:,} messages, {told}"]
 
     def _name_places(self, batch: Batch, messages: list[dict[str, Any]]) -> None:
         for record in batch.records():
@@ -391,9 +401,10 @@ def ingest(
             quarantined_first=taken.quarantined,
             ingest_s=taken_s,
             entries_per_s=round(taken.entries / taken_s) if taken_s else None,
+            nothing_indexed=(lacks := taken.lacks()),
         )
     show_ingested(session.out, document)
-    return 0
+    return none_indexed(session, intake, lacks)
 
 
 @command
@@ -443,5 +454,9 @@ def import_classic(
             hidden_messages=work.hidden,
             mismatched_entries=work.mismatched,
         )
+        lacks = []
+        if work.read and not work.entries:
+            told = f"{work.missing:,} have no message, {work.hidden:,} a hidden one, {work.mismatched:,} another key's"
+            lacks = [f"of {work.read:,} entries, {told}"]
     show_put(session.out, document)
-    return 0
+    return none_indexed(session, intake, lacks)

@@ -64,6 +64,9 @@ class IntakeOptions:
         help="Seconds to wait while the disk is full or the storage does not answer. "
         "Then the command ends with exit code 7 or 3. Run it again to continue.",
     )
+    allow_none: bool = declare(
+        False, "--allow-none", help="Exit with 0 also if messages were read, and none of them was indexed."
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +124,19 @@ class Putting:
         health = self.index.health()
         waits = {name: health[name] for name in ("files", "unpublished")}
         return {**more, "quarantined": health["quarantined_entries"], "elapsed_s": self.elapsed_s, **waits}
+
+
+NONE_INDEXED = 1
+"""The exit code of a run that read messages and indexed none."""
+
+
+def none_indexed(session: Session, given: IntakeOptions, reasons: Sequence[str]) -> int:
+    """Return the exit code of a finished run, and say why it indexed none of the messages that it read, if so."""
+    # also with --quiet, unless it is no error
+    say = session.out.remark if given.allow_none else session.out.error_line
+    for reason in reasons:
+        say(f"nothing was indexed: {reason}")
+    return NONE_INDEXED if reasons and not given.allow_none else 0
 
 
 def show_put(

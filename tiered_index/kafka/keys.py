@@ -197,7 +197,9 @@ class Keys:
     def take(self, record: KafkaRecord) -> list[str]:
         """Return the keys of a record as `of` does, and count missing keys and invalid JSON."""
         if self.function is not None:
-            return self._counted(list(self.function(record)))
+            keys = self._counted(list(self.function(record)))
+            self._looked_at = None if keys or self._looked_at is None else self._looked_at + 1
+            return keys
         place = f"{record.topic}/{record.partition}/{record.offset}"
         return self.take_parts(record.key, record.headers, record.value, lambda: place)
 
@@ -278,9 +280,11 @@ class Keys:
 
     def lacks(self, records: int) -> list[str]:
         """Return why none of the `records` that were read has a key; empty: some have one."""
-        if not self._looked_at or self.function is not None:
+        if not self._looked_at:
             return []
         none = f"none of {records:,} records"
+        if self.function is not None:
+            return [f"{none} has a key by the function of this run"]
         texts = []
         if self._key_spells:
             texts.append(f"{none} has a key of 1 to {MAX_KEY_UNITS:,} characters")

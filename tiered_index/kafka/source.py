@@ -595,6 +595,10 @@ class KafkaSource:
 
     # the protocol `Source`
 
+    def lacks(self, messages: int, hidden: int, left_out: int) -> list[str]:
+        """Return why none of the records has a key."""
+        return self.keys.lacks(messages)
+
     def counts(self) -> dict[str, Any]:
         """Return the counts that only this source has, for JSON."""
         keys = self.keys

@@ -33,8 +33,16 @@ import pyarrow.csv
 import pyarrow.json as pj
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.sources.columns import MAX_BLANK_BYTES, MAX_ROW_BYTES, Message, check_kinds, entry_columns, own_type
-from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record, json_object
+from tiered_index.sources.columns import (
+    MAX_BLANK_BYTES,
+    MAX_ROW_BYTES,
+    Message,
+    check_kinds,
+    entry_columns,
+    is_text,
+    own_type,
+)
+from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record, json_object, written_key
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CSV, NDJSON, LocalFile, Place, Stdin, StoredFile
 
@@ -84,7 +92,9 @@ class ParquetSource:
             rows = rows.append_column(ROW_NUMBER, pa.array(range(end - len(rows), end), pa.int64()))
         table = self.fields.of_table(rows)
         keys = table["keys" if "keys" in table.column_names else "key"]
-        with_key = table.filter(pc.is_valid(keys)) if keys.null_count else table
+        has_key = pc.not_equal(keys, "") if is_text(keys.type) else pc.is_valid(keys)
+        # the filter leaves nulls out, too
+        with_key = table if pc.all(has_key, skip_nulls=False).as_py() else table.filter(has_key)
         columns = entry_columns(with_key, self.fields.own)
         return Batch(columns, len(rows), end, partial(self._records, table, end - len(rows)))
 
@@ -102,6 +112,7 @@ class ParquetSource:
 BLOCK_BYTES = 8 << 20
 FINGERPRINT_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
+_KEY_FIELDS = ("key", "keys")
 _INTEGERS = ("queue_id", "offset", "size", "topic_id")
 
 
@@ -334,10 +345,20 @@ class NdjsonSource(TextSource):
             json.loads(line)
         except (ValueError, RecursionError):
             return False
-        return line.rstrip().endswith(b"}")  # digits may still follow a number
+        return line.rstrip().endswith((b"}", b"]"))  # digits may still follow a number
+
+    def _fields_of(self, table: pa.Table) -> pa.Table:
+        table = self.fields.of_table(table)
+        if "key" not in table.column_names or not pa.types.is_string(table["key"].type):
+            return table
+        empty = pc.equal(table["key"], "")
+        return table.filter(pc.invert(empty.fill_null(False))) if pc.any(empty).as_py() else table
 
     def _message(self, line: bytes, number: int) -> Message:
         row = json_object(line)
+        for name in _KEY_FIELDS:
+            if (column := self.fields.names.get(name)) in row:
+                row[column] = written_key(row[column])
         if self._counts_rows and row.get(ROW_NUMBER) is None:
             row[ROW_NUMBER] = number
         return self.fields.checked(self.fields.of_row(row))

@@ -13,20 +13,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tiered_index import json_numbers
 from tiered_index.errors import InvalidArgument, listed
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
+from tiered_index.json_numbers import number_text
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.sources.columns import FIELDS, Message, check_names, checked_message, is_list, is_text, times_ms
 
 
 def json_object(line: bytes, where: str = "") -> dict[str, Any]:
-    """Return the object of an NDJSON line. Raises `InvalidArgument`, whose text begins with `where`."""
+    """Return the object of an NDJSON line, as `json_numbers.loads`. Raises `InvalidArgument`; its text begins with
+    `where`.
+    """
     try:
-        found = json.loads(line)
+        found = json_numbers.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where}not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InvalidArgument(f"{where}not a JSON object: {line[:60]!r}")
+        is_list = isinstance(found, list)
+        hint = ": write one object a line, for example with `jq -c '.[]'`" if is_list else ""
+        raise InvalidArgument(f"{where}not a JSON object{', but an array' if is_list else ''}: {line[:60]!r}{hint}")
     return found
 
 
@@ -88,7 +94,11 @@ class Fields:
         return repr(name) if column == name else f"{column!r} ({name})"
 
     def checked(self, fields: Mapping[str, Any]) -> Message:
-        """Return the checked message of `fields`. Raises `InvalidArgument`, with the name of the source's column."""
+        """Return the checked message of `fields`; it has no empty keys.
+
+        Raises `InvalidArgument`, with the name of the source's column.
+        """
+        fields = {**fields, **{name: _without_empty(fields[name]) for name in _KEYS if name in fields}}
         return checked_message(fields, self.shown, "key" if "key" in self.columns else "keys", self.schema)
 
     def unused(self, there: Sequence[str]) -> list[str]:
@@ -130,6 +140,20 @@ class Fields:
             if "keys" not in columns or columns["keys"].null_count == len(table):
                 columns["keys"] = keys
         return pa.table(columns)
+
+
+def _without_empty(keys: Any) -> Any:
+    """Return a key or a list of keys without empty ones, as many tools write a message without a key."""
+    if isinstance(keys, list):
+        return [key for key in keys if key != ""]
+    return None if isinstance(keys, str) and not keys else keys
+
+
+def written_key(key: Any) -> Any:
+    """Return a key of JSON: a number as it was written, and any other value unchanged."""
+    if isinstance(key, list):
+        return [written_key(each) for each in key]
+    return number_text(key) if isinstance(key, int | float) and not isinstance(key, bool) else key
 
 
 # The parts of a problem that differ between messages: values, and a parser's text about a line

@@ -130,7 +130,7 @@ def test_bad_messages_are_counted_by_reason_and_the_first_ones_shown(make_index,
         "offset is outside 0..9223372036854775807": 2,
         "key is longer than 32,767": 1,
         "topic must be text": 1,
-        "not a JSON object": 20,
+        "not a JSON object, but an array": 20,
     }
     assert len(intake.skipped_first) == 10
     assert intake.skipped_first[0] == {"where": "line 2", "problem": "'topic' is missing"}

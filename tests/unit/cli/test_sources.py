@@ -87,7 +87,7 @@ def test_unusual_lines_are_messages(write_lines, make_message, line):
 
 
 BAD = {
-    b"[1]": "not a JSON object",
+    b"[1]": "not a JSON object, but an array",
     b"{": "not JSON",
     b'"x"': "not a JSON object",
     b"\xff\xfe": "not JSON",
@@ -98,7 +98,7 @@ BAD_FIELDS = {
     "queue_id": (1.5, "1", True, None, -1, 2**31),
     "offset": (2**63, -1, "x"),
     "topic": ("", None, 5, " "),
-    "keys": ("a", None, [None], [5], [""]),
+    "keys": ("a", None, [None], [True], [{}]),
     "timestamp_ms": (-1, 10**15, "yesterday", "1960-01-01"),
     "topic_id": (-1, "x", 1.0),
 }

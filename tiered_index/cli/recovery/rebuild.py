@@ -17,7 +17,7 @@ import pyarrow as pa
 from typer import Option
 
 from tiered_index.cli.options import GeometryOptions, IntakeOptions, SelectionOptions
-from tiered_index.cli.putting import Putting, show_put
+from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument
@@ -116,7 +116,10 @@ def rebuild(
             check=sums,
         )
     show_put(session.out, document)
-    return 0 if document["status"] == "complete" else _DIFFERENT
+    # all may have expired
+    is_empty = done["messages"] and not (done["entries"] or done["expired"])
+    lacks = [f"none of {done['messages']:,} messages has a key of {selection}"] if is_empty else []
+    return none_indexed(session, intake, lacks) or (0 if document["status"] == "complete" else _DIFFERENT)
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:

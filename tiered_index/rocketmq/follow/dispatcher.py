@@ -461,6 +461,19 @@ class Dispatcher:
         durable = self._index.durable_position(self.store.source) or 0
         return min(position, durable, position if again is None else again)
 
+    def lacks(self, messages: int, hidden: int, left_out: int) -> list[str]:
+        """Return why none of a run's messages has an entry; empty: all of them are RocketMQ's own."""
+        selection = self._reader.selection
+        if messages == left_out and not (selection.topics or selection.exclude):
+            return []
+        reasons = {
+            f"of topics that are not selected ({selection})": left_out,
+            "prepared or rolled back": hidden,
+            "without a key": messages - hidden - left_out,
+        }
+        told = ", ".join(f"{count:,} are {reason}" for reason, count in reasons.items() if count)
+        return [f"of {messages:,} messages, {told}"]
+
     def lag(self) -> Lag:
         """Return the bytes and seconds that the index is behind the log. Put messages count, also unflushed ones."""
         end = self.store.log_end()
