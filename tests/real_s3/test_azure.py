@@ -23,7 +23,8 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ObjectExists, StorageMisconfigured
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.testing.storage_conformance import StorageConformance
 
 pytest.importorskip("obstore", reason="the extra `object` is not installed")

@@ -13,7 +13,8 @@ from tests.real_s3.conftest import Server
 from tests.storage.conftest import WAYS
 from tiered_index.errors import ObjectExists, StorageMisconfigured
 from tiered_index.storage.base import Storage
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.testing.storage_conformance import StorageConformance

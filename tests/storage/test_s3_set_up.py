@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.s3_server import SECRET_KEY, S3Server
 from tiered_index.errors import ObjectNotFound, StorageMisconfigured
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 

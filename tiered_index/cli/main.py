@@ -48,6 +48,7 @@ _COMMANDS = {
     "files:du": "Show stored entries, bytes and monthly cost by topic, day and state.",
     "export:export": "Export the entries of an index as one consistent snapshot.",
     "importing:import_": "Import exported entries into an index.",
+    "doctor:doctor": "Check that a storage and a disk have the abilities that the engine needs.",
     "verify:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
     "recovery.recover:recover": "Recover a root after a crash, a restore or a loss.",
     "recovery.rebuild:rebuild": "Build a new index from the archived segments of another index.",

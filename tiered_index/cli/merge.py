@@ -18,8 +18,8 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.merge.plan import MergeJob, MergeOptions
 from tiered_index.service.merge.run import estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
-from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.prices import PriceTable, rounded_usd
+from tiered_index.storage.probe import probe_put_if_absent
 
 
 def merge_options(given: WindowOptions, shard_bytes: int) -> list[MergeOptions]:

@@ -30,7 +30,7 @@ from tiered_index.service.lifecycle.copying import COPY_OF
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import probe_put_if_absent
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient

@@ -15,7 +15,7 @@ import os
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -33,6 +33,9 @@ NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)
 MAX_PARTS = 10_000
 PROBE_PREFIX = "probe/"
 """Prefix of objects that probe the storage and belong to no index. Any process may delete them."""
+
+RANGES, START_AFTER, BULK_DELETES = "ranges", "lists after a name", "bulk deletes"
+"""Abilities that a service may lack, and that a backend may work round (`Storage.shortfalls`)."""
 
 _NAME = re.compile(NAME)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
@@ -246,6 +249,10 @@ class Storage(ABC):
             return self.head(name).modified_ms
         finally:
             self.delete(name)
+
+    def shortfalls(self) -> Mapping[str, str]:
+        """Return what the service was seen to lack, and the backend's way round, by ability (such as `RANGES`)."""
+        return {}
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
         """Erase the bytes of deleted objects and of half-made work last written before `older_than_ms` (epoch ms).
@@ -464,6 +471,9 @@ class WrapperStorage(Storage):
 
     def now_ms(self) -> int:
         return self._around(Call("now_ms", ""), self.inner.now_ms)
+
+    def shortfalls(self) -> Mapping[str, str]:
+        return self.inner.shortfalls()
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
         """As `Storage.purge`; not passed through `_around`."""

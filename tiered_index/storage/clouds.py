@@ -11,10 +11,11 @@ Threads: any number. A process that was forked after obstore was loaded can't us
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from tiered_index.errors import (
 )
 from tiered_index.storage.base import (
     PAGE,
+    RANGES,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -43,7 +45,7 @@ from tiered_index.storage.base import (
     chosen_uploads,
 )
 from tiered_index.storage.buckets import FEWEST_CONNECTIONS, BucketStorage
-from tiered_index.storage.context import sending
+from tiered_index.storage.context import sending, wasted
 from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, errors, obstore, went_elsewhere
 from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 
@@ -60,6 +62,7 @@ _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "Acc
 _EXISTS = {"BlobAlreadyExists", "PreconditionFailed", "ConditionNotMet"}
 _THROTTLED = {429, 503}
 _AUTHORITIES = ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_AUTHORITY_HOST")
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
@@ -118,6 +121,7 @@ class CloudStorage(BucketStorage):
             raise StorageMisconfigured(
                 f"opening {self.uri}: obstore refuses the settings of the environment"
             ) from error
+        self._shortfalls: dict[str, str] = {}
         self._loop = RetryLoop(self.uri, 5, 4, 0.1, errors=errors(), translate=_translate)
 
     def _hosts(self) -> Iterable[str]:
@@ -161,9 +165,9 @@ class CloudStorage(BucketStorage):
             if not min(length, size):
                 return b"", size
             sending()
-            asked = {"range": (max(0, size - length), size), "if_match": found["e_tag"]}
+            asked = max(0, size - length), size
             try:
-                return self._body(what, module.get(self._store, key, options=asked), min(length, size)), size
+                return self._range(module, what, key, asked, if_match=found["e_tag"])
             except module.exceptions.PreconditionError as error:
                 raise PassingFault(f"{what} in {self.uri}: the object was replaced between two requests") from error
 
@@ -290,12 +294,47 @@ class CloudStorage(BucketStorage):
         """
 
         def act(module: Any) -> tuple[bytes, int]:
-            answer = module.get(self._store, key, options={"range": asked} if asked else {})
+            if asked is not None:
+                return self._range(module, what, key, asked)
+            answer = module.get(self._store, key)
             size = int(answer.meta["size"])
-            start, end = asked or (0, size)
-            return self._body(what, answer, min(end, size) - start), size
+            return self._body(what, answer, size), size
 
         return self._call(what, name, act)
+
+    def _range(self, module: Any, what: str, key: str, asked: tuple[int, int], **condition: str) -> tuple[bytes, int]:
+        """Send a request for the range `asked` (start, end). Return its bytes within the object, and the object's size.
+
+        If the service answers with the whole object, drop the bytes before the range.
+        """
+        start, end = asked
+        if RANGES not in self._shortfalls:
+            try:
+                answer = module.get(self._store, key, options={"range": asked, **condition})
+                size = int(answer.meta["size"])
+                return self._body(what, answer, min(end, size) - start), size
+            except module.exceptions.BaseError as error:
+                if "non-partial response" not in str(error):
+                    raise
+                instead = "answers ranges with whole objects: each read takes all bytes of the object before its range"
+                self._shortfalls[RANGES] = instead
+                _log.warning("%s: the service %s", self.uri, instead)
+            sending()
+        answer, position, pieces = module.get(self._store, key, options=condition), 0, []
+        size = int(answer.meta["size"])
+        for block in answer.stream(_CHUNK_BYTES):
+            pieces.append(bytes(block)[max(0, start - position) : max(0, end - position)])
+            position += len(block)
+            if position >= end:
+                break
+        if position < min(end, size):
+            problem = f"{what} in {self.uri}: a body of {position} bytes instead of {size}"
+            raise PassingFault(problem, wasted_bytes=position)
+        wasted(min(start, size))
+        return b"".join(pieces), size
+
+    def shortfalls(self) -> Mapping[str, str]:
+        return dict(self._shortfalls)
 
     def _body(self, what: str, answer: Any, length: int) -> bytes:
         # Ask for one byte more: it shows a body that is too long without reading the rest
@@ -427,6 +466,8 @@ def _translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIn
             f"{said}: the service redirects to a host that is neither the endpoint nor a source of credentials: "
             "correct the endpoint"
         )
+    if "missing from response" in text:
+        return StorageMisconfigured.lacking(f"{said}: the service leaves out a header that reads need")
     if code == "BlobArchived":
         return ObjectArchived(f"{said}: the object is archived: rehydrate it first")
     if code.startswith("Lease"):

@@ -1,4 +1,4 @@
-"""Opens a storage by its URI, lists its children, and probes that it honours put-if-absent.
+"""Opens a storage by its URI, and lists its children.
 
     file:///dir                                                             a folder, absolute
     s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual
@@ -16,20 +16,17 @@ secret. Threads: any.
 
 from __future__ import annotations
 
-import contextlib
 import pkgutil
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from tiered_index.errors import ConfigError, ObjectExists, ObjectNotFound, StorageMisconfigured, TieredIndexError
+from tiered_index.errors import ConfigError, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
-    PROBE_PREFIX,
     Call,
     ObjectInfo,
     Storage,
@@ -224,37 +221,3 @@ class PrefixedStorage(WrapperStorage):
             raise ObjectNotFound(call.name, self.uri) from error
         except ObjectExists as error:
             raise ObjectExists(call.name, self.uri) from error
-
-
-def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
-    """Check that the storage honours put-if-absent: put an object with a unique name twice, then delete it.
-
-    The object's name begins with `name`. Raises `StorageMisconfigured` if the second put succeeds, or is refused but
-    stored: some servers ignore the condition. Passes on other errors.
-    """
-    # Two tries: if this process sleeps for a day between two steps, another one may sweep the object
-    if not any(_honours_put_if_absent(storage, f"{name}-{uuid.uuid4().hex}") for _ in range(2)):
-        raise StorageMisconfigured(
-            f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
-            ". Use a server that honours it"
-        )
-
-
-def _honours_put_if_absent(storage: Storage, unique: str) -> bool:
-    try:
-        # A backend that repeats the first put after a lost response finds its own object: the name is unique
-        with contextlib.suppress(ObjectExists):
-            storage.put_if_absent(unique, b"first")
-        is_honoured = False
-        try:
-            storage.put_if_absent(unique, b"second")
-        except ObjectExists:
-            with contextlib.suppress(ObjectNotFound):
-                is_honoured = storage.get(unique) == b"first"
-    except TieredIndexError:
-        # the first error is the one to raise
-        with contextlib.suppress(TieredIndexError):
-            storage.delete(unique)
-        raise
-    storage.delete(unique)
-    return is_honoured

@@ -24,6 +24,7 @@ import pytest
 
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
+from tiered_index.storage.probe import probe
 
 _LONG = "x" * 512
 _BAD_NAMES = (
@@ -223,6 +224,11 @@ class StorageConformance:
             storage.get_range("empty", 0, 1)
         with pytest.raises(ObjectExists):
             storage.put_if_absent("empty", b"x")
+
+    def test_the_probe_finds_every_ability(self, storage: Storage) -> None:
+        assert {one.what: one.result for one in probe(storage) if one.state == "missing"} == {}
+        assert list(storage.list()) == []
+        assert list(storage.list_uploads()) == []
 
     # Put-if-absent and races.
 

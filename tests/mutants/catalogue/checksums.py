@@ -166,8 +166,8 @@ copy-of-what-was-not-checked: a copy reads a window twice, and sends other bytes
   + assert crc32 is not None
   tests/unit/service/copies/test_completeness.py::test_what_is_sent_is_what_was_checked
 probe-believes-the-answer: a server that refuses a put but stores it passes the probe
-  in _honours_put_if_absent
-  - is_honoured = storage.get(unique) == b"first"
-  + is_honoured = bool(storage.get(unique))
+  in _twice_put
+  - if is_refused and stored == _BODY:
+  + if is_refused and stored:
   tests/unit/storage/test_probe.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores
 """)

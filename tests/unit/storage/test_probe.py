@@ -1,11 +1,16 @@
-"""The probe of put-if-absent detects a server that ignores the condition."""
+"""The probes detect what a storage lacks, and name it."""
+
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexService
+from tiered_index.clock import ManualClock
 from tiered_index.errors import ObjectExists, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import Bytes, ObjectInfo, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import check_storage, probe, probe_put_if_absent
 
 
 @pytest.fixture
@@ -51,3 +56,92 @@ def test_the_probe_tries_again_if_its_object_is_swept(faulty: FaultStorage, step
     faulty.meanwhile(step, sweep, nth=2 if step == "put_if_absent" else 1)
     probe_put_if_absent(faulty, "probe/x")
     assert len(swept) == 1 and list(faulty.list()) == []
+
+
+class Framing(WrapperStorage):
+    """Stores the frames of a transfer (aws-chunked) as content."""
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        super().put_if_absent(name, b"%x;chunk-signature=0\r\n%b\r\n0\r\n\r\n" % (len(data), bytes(data)))
+
+
+class Lying(WrapperStorage):
+    """Ignores everything that is asked beside a name."""
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return super().get_range(name, 0, length)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 1_000_000
+
+    def delete_many(self, names: object) -> None:
+        raise StorageMisconfigured("deleting 3 objects: MethodNotAllowed")
+
+    def shortfalls(self) -> dict[str, str]:
+        return {"multipart uploads": "is slow"}
+
+
+def states(found: object) -> dict[str, str]:
+    return {one.what: one.state for one in found}  # type: ignore[attr-defined]
+
+
+def test_each_ability_that_is_missing_is_named(faulty: FaultStorage) -> None:
+    assert set(states(probe(faulty)).values()) == {"ok"}
+    found = probe(Lying(faulty))
+    assert states(found) == {
+        "put-if-absent": "ok",
+        "the bytes that come back": "ok",
+        "ranges": "missing",
+        "lists after a name": "missing",
+        "multipart uploads": "worked round",
+        "bulk deletes": "missing",
+        "clock": "missing",
+    }
+    assert [one.result for one in found if "deletes" in one.what] == ["deleting 3 objects: MethodNotAllowed"]
+    assert list(faulty.list()) == list(faulty.list_uploads()) == []
+
+
+def test_a_server_that_stores_frames_is_not_accused_of_another_lack(faulty: FaultStorage) -> None:
+    advice = "aws-chunked.*AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+    for check in (check_storage, probe_put_if_absent):
+        with pytest.raises(StorageMisconfigured, match=advice) as caught:
+            check(Framing(faulty))
+        assert caught.value.exit_code == 2 and "put-if-absent (If" not in str(caught.value)
+    assert states(probe(Framing(faulty)))["put-if-absent"] == "ok"
+    assert list(faulty.list()) == []
+
+
+def test_a_clock_that_is_far_off_is_told(faulty: FaultStorage) -> None:
+    clock = ManualClock(faulty.now_ms() + 3_600_000)
+    (told,) = [one for one in probe(faulty, clock) if one.state != "ok"]
+    assert (told.what, told.state) == ("clock", "worked round")
+    assert "3,600 s behind" in told.result
+
+
+@pytest.mark.parametrize("storage", [Framing, Lying])
+def test_an_index_is_not_created_where_an_ability_is_missing(
+    tmp_path: object, storage: Callable[[MemoryStorage], WrapperStorage]
+) -> None:
+    memory = MemoryStorage()
+    with pytest.raises(StorageMisconfigured):
+        IndexService.open(root=tmp_path, storage_backend=storage(memory), environment=False)  # type: ignore[arg-type]
+    assert list(memory.list()) == []
+
+
+def test_a_probe_passes_on_what_later_passes(faulty: FaultStorage) -> None:
+    for operation in ("put_if_absent", "get_range", "delete_many"):
+        faulty.fail(operation)
+        with pytest.raises(StorageUnavailable):
+            check_storage(faulty)
+        assert list(faulty.list()) == []
+
+
+def test_a_probe_whose_objects_are_swept_is_made_again(faulty: FaultStorage) -> None:
+    def sweep() -> None:
+        faulty.inner.delete_many([info.name for info in faulty.inner.list("probe/")])
+
+    faulty.meanwhile("get_suffix", sweep)
+    assert set(states(probe(faulty)).values()) == {"ok"}

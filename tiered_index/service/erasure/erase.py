@@ -35,7 +35,7 @@ from tiered_index.service.merge.plan import MergeOptions, MergePlan, plan_rewrit
 from tiered_index.service.merge.run import RunTasks, merge
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.base import Storage
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS, no_progress
 

@@ -36,7 +36,8 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.seen import Seen
 from tiered_index.storage.base import ObjectInfo, Storage, StorageOptions
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.probe import check_storage, probe_put_if_absent
 from tiered_index.types import no_progress
 
 _log = logging.getLogger(__name__)
@@ -125,7 +126,9 @@ class Copier:
         except NotAnIndex as error:
             if self.must_exist:
                 raise NotAnIndex(f"{error}, but --must-exist requires a copy: is it mounted?") from error
-        probe_put_if_absent(self.target)
+            check_storage(self.target, self.clock)
+        else:
+            probe_put_if_absent(self.target)
         return state
 
     def missing_bytes(self) -> int:

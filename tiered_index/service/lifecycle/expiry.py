@@ -25,7 +25,8 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage, StorageOptions
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.probe import probe_put_if_absent
 
 _READERS = 8
 _UNNAMED_S = MAX_AGE_S + 3600.0

@@ -39,7 +39,7 @@ from tiered_index.service.log.log import StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import check_storage, probe_put_if_absent
 
 # time to live of leases of older versions, which do not state it
 _TTL_MS = 60_000
@@ -302,6 +302,7 @@ class StorageSession:
     kept_expired: Expired = NOTHING  # by the copy of the log in the root
     kept_positions: dict[str, int] = field(default_factory=dict)  # by the same copy
     _lease: Lease | None = None
+    _is_probed: bool = False
     _watch: LeaseWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -333,7 +334,8 @@ class StorageSession:
         except NotAnIndex:
             if self.index_id:
                 raise
-            probe_put_if_absent(self.storage)
+            check_storage(self.storage, self.clock)
+            self._is_probed = True
             state = self.log.create(replace(self.describe(None), index_id=secrets.token_hex(8)))
         assert state.genesis is not None
         wanted = replace(self.describe(state.genesis), index_id=self.index_id)
@@ -350,7 +352,8 @@ class StorageSession:
         """
         if not takes_over:
             self._watch.check(root_id, self.place, waits=waits)
-        probe_put_if_absent(self.storage)
+        if not self._is_probed:
+            probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
         self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
         self.epoch = epoch

@@ -28,8 +28,9 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeJob, MergeOptions, MergePlan, plan_merge, window_seconds
 from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage, StorageOptions
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.types import no_progress
 
 _log = logging.getLogger(__name__)

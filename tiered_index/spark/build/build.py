@@ -41,7 +41,7 @@ from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.types import format_time, no_progress
 
 if TYPE_CHECKING:

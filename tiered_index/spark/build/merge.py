@@ -28,8 +28,8 @@ from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.types import no_progress
 
 if TYPE_CHECKING:

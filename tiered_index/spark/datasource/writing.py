@@ -45,7 +45,7 @@ from tiered_index.spark.build.sources import FIELDS, check_fields
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.frames import arrow_schema
 from tiered_index.storage.base import Storage
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import probe_put_if_absent
 
 
 @dataclass(frozen=True, slots=True)

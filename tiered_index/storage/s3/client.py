@@ -40,11 +40,13 @@ REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OS
 
 
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
+NO_FRAMES = "set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
 _ADVICE = {
     "NoSuchBucket": "create the bucket or correct the storage's URI",
     "AccessDenied": "grant s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload and "
     "ListBucketMultipartUploads "
-    "(without ListBucket a missing object is reported so, too)",
+    "(without ListBucket a missing object is reported so, too); for a bucket whose requester pays, add "
+    "request_payer=requester to the URI",
     "InvalidAccessKeyId": f"the service does not know this access key: {_CREDENTIALS}",
     "SignatureDoesNotMatch": "the secret key, the region or the endpoint does not fit the access key",
     "ExpiredToken": "the session's credentials have expired: renew them",
@@ -55,7 +57,10 @@ _ADVICE = {
     "PermanentRedirect": "set the bucket's region",
     "AuthorizationHeaderMalformed": "set the bucket's region",
     "IllegalLocationConstraintException": "set the bucket's region",
-    "NotImplemented": "the service lacks something the engine needs (put-if-absent, multipart uploads or checksums)",
+    "NotImplemented": "the service lacks something the engine needs: `tiered-index doctor URI` checks each ability. "
+    f"If it does not know checksums, {NO_FRAMES}",
+    "MissingContentLength": f"the service does not read bodies in frames (aws-chunked): {NO_FRAMES}",
+    "XAmzContentSHA256Mismatch": f"the service does not read bodies in frames (aws-chunked): {NO_FRAMES}",
     "MethodNotAllowed": "is this the address of an S3 service?",
 }
 _PASSING_CODES = {
@@ -235,6 +240,12 @@ def build_client(options: S3Options, uri: str, connections: int = FEWEST_CONNECT
             f"opening {uri}: the endpoint URL must not hold credentials; use environment variables"
         )
     count_requests(client)
+    if options.request_payer is not None:
+
+        def pay(params: dict[str, Any], **_: Any) -> None:
+            params["headers"]["x-amz-request-payer"] = options.request_payer
+
+        client.meta.events.register("before-call.s3", pay, unique_id="tiered-index-payer")
     return client
 
 
@@ -250,8 +261,6 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
             read_timeout=options.read_timeout_s,
             max_pool_connections=connections,
             retries={"mode": "standard", "total_max_attempts": 1},
-            request_checksum_calculation="when_supported",
-            response_checksum_validation="when_supported",
             tcp_keepalive=True,
         ),
     )

@@ -40,7 +40,6 @@ _BUCKET = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 # Overrides variables that obstore reads and boto3 does not: they would change GETs
 _NOT_OF_ENVIRONMENT: Any = {
     "skip_signature": False,
-    "request_payer": False,
     "s3_express": False,
     # only affects writes; excludes a customer's key
     "server_side_encryption": "AES256",
@@ -99,6 +98,7 @@ def open_store(
         aws_endpoint_url_s3=base_url,
         virtual_hosted_style_request=True,
         **_NOT_OF_ENVIRONMENT,
+        request_payer=options.request_payer is not None,
         region=region,
         **credentials,
         client_options=client,

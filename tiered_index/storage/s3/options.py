@@ -33,7 +33,13 @@ class S3Options(StorageOptions):
     The comments are the meanings in docs/settings.md.
     """
 
-    uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url", "region", "profile", "addressing_style")
+    uri_parameters: ClassVar[tuple[str, ...]] = (
+        "endpoint_url",
+        "region",
+        "profile",
+        "addressing_style",
+        "request_payer",
+    )
     # URL of the service; None: from `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
     endpoint_url: str | None = None
     # Region of the bucket; None: from the environment or the profile.
@@ -42,6 +48,8 @@ class S3Options(StorageOptions):
     profile: str | None = None
     # `path`, `virtual` or `auto`; None: `auto` at Amazon, `path` elsewhere.
     addressing_style: str | None = None
+    # `requester`: this account pays for requests, which a bucket of *requester pays* demands; None: its owner pays.
+    request_payer: str | None = None
     # Server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
     sse: str | None = None
     # The key for `aws:kms*`; None: the account's default key.
@@ -66,6 +74,8 @@ class S3Options(StorageOptions):
     def __post_init__(self) -> None:
         if self.addressing_style not in _STYLES:
             raise ConfigError(f"addressing_style is path, virtual or auto, not {self.addressing_style!r}")
+        if self.request_payer not in (None, "requester"):
+            raise ConfigError(f"request_payer is requester, not {self.request_payer!r}")
         if self.sse not in _SSE:
             raise ConfigError(f"sse is AES256, aws:kms or aws:kms:dsse, not {self.sse!r}")
         if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):

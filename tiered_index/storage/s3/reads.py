@@ -4,12 +4,15 @@ boto3 spends most of a GET's processor time in Python (docs/decisions/0085). A G
 its region and the signer with the credentials; later GETs of ranges use obstore. After a fault, a redirect or a
 response that obstore does not accept, boto3 reads until it succeeds. boto3 makes all reads behind a proxy, and in a
 process that was forked after obstore was loaded. It also does so if its client has no network (moto's decorator, a
-stub). Some servers, proxies and caches ignore ranges and answer 200 with the whole object. Such a response is refused
-before its body is read. Threads: any number.
+stub). Some servers, proxies and caches ignore ranges and answer 200 with the whole object. Of such a body, the bytes
+before the range are dropped, and those after it are not read. Threads: any number.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -26,7 +29,9 @@ from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import RANGES
+from tiered_index.storage.context import wasted
 from tiered_index.storage.obstores import answered, errors, obstore, went_elsewhere
 from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 from tiered_index.storage.s3 import light
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from botocore.model import Shape
 
 _SIGNATURE = "s3v4"
+# Bytes that are read at a time of a whole object, before the range
+_DROPPED_BYTES = 1 << 20
 # After so many failures in a row that only obstore has, only boto3 is used. Examples: a certificate that only boto3
 # accepts, a `Content-Range` without the object's size.
 _LOST_AT_MOST = 3
@@ -47,6 +54,9 @@ _ERRORS = create_parser("rest-xml")
 _CREDENTIALS_HOLD = timedelta(minutes=6)
 _XML = re.compile(r"\s*($|<\?xml|<Error)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,8 @@ class Reads:
         self._run = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate).run
         self.client = build_client(options, uri, connections)
         self._uri, self._bucket, self._options, self._connections = uri, bucket, options, connections
+        # What the service lacks, as `Storage.shortfalls`
+        self.shortfalls: dict[str, str] = {}
         # None: boto3 reads
         self._way: _Way | None = None
         # The last way and its store
@@ -100,6 +112,26 @@ class Reads:
     def send(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
         """Send a request, repeated as `RetryLoop` says, and return the parsed response."""
         return self._run(doing, name, lambda: self._once(operation, **parameters))
+
+    @property
+    def sends_crc32(self) -> bool:
+        """Whether bodies are sent with a CRC32; else they have an MD5, which every service knows.
+
+        As in Amazon's own tools, `AWS_REQUEST_CHECKSUM_CALCULATION=when_required` or the profile turns CRC32s off.
+        """
+        return bool(self.client.meta.config.request_checksum_calculation != "when_required")  # type: ignore[attr-defined]
+
+    def checksum(self, body: bytes | bytearray) -> dict[str, str]:
+        """Return the parameters of a write by which the service checks its body."""
+        if self.sends_crc32:
+            return {"ChecksumAlgorithm": "CRC32"}
+        return {"ContentMD5": base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()}
+
+    def fell_short(self, ability: str, instead: str) -> None:
+        """Note, and log once, that the service lacks an ability, and the backend's way round."""
+        if ability not in self.shortfalls:
+            self.shortfalls[ability] = instead
+            _log.warning("%s: the service %s", self._uri, instead)
 
     def _once(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """Send a request once, for use within `_run`. Raises botocore's errors."""
@@ -148,6 +180,8 @@ class Reads:
         if found := self._light(what, key, (start, end), end - start):
             return found if end > found[1] else (self._whole(what, found[0], end - start), found[1])
         answer = self._once("get_object", Key=key, Range=f"bytes={start}-{end - 1}")
+        if _status(answer) == 200:
+            return self._of_whole(answer, start, end, what)
         first, behind, total = self._extent(answer, what)
         if total is not None and end > total:
             answer["Body"].close()
@@ -163,12 +197,46 @@ class Reads:
         size = answer.get("ContentLength")
         if _status(answer) == 200 and size is not None and size <= length:
             return self._body(answer, size, what), size  # the whole object, as requested
+        if _status(answer) == 200:
+            if size is not None:
+                return self._of_whole(answer, size - length, size, what)
+            data = self._body(answer, None, what)
+            return data[-length:], len(data)
         first, behind, total = self._extent(answer, what)
         if total is None or behind != total or behind - first != min(length, total):
             raise self._refused(answer, f"{what} in {self._uri}: the answer is {answer['ContentRange']}")
         return self._worked(answer, behind - first, what), total
 
     # through boto3
+
+    def _of_whole(self, answer: dict[str, Any], start: int, end: int, what: str) -> tuple[bytes, int]:
+        """Return bytes [start, end) of a whole object that came in place of them, and its size (unknown: `end`).
+
+        Drops the bytes before the range, and does not read those after it.
+        """
+        body, size = answer["Body"], answer.get("ContentLength")
+        length, dropped, data = end - start, 0, b""
+        try:
+            if size is None or end <= size:
+                while dropped < start and (block := body.read(min(_DROPPED_BYTES, start - dropped))):
+                    dropped += len(block)
+                data = _read_exactly(body, length) if dropped == start else b""
+        except (BotoCoreError, HTTPError, OSError) as error:
+            problem = f"{what} in {self._uri}: the body broke off: {error}"
+            raise self._refused(answer, problem, wasted_bytes=dropped + length) from error
+        body.close()
+        if size is None and len(data) < length:
+            size = dropped + len(data)
+        if "ContentRange" in answer or (start and size == length):
+            # perhaps the body is just the range
+            raise StorageUnavailable(
+                f"{what} in {self._uri}: the service does not honour ranges (status 200 instead of 206)"
+            )
+        wasted(dropped)
+        self.fell_short(
+            RANGES, "answers ranges with whole objects: each read takes all bytes of the object before its range"
+        )
+        return (b"", size) if size is not None and end > size else (self._whole(what, data, length), size or end)
 
     def _extent(self, answer: dict[str, Any], what: str) -> tuple[int, int, int | None]:
         """Return start and end of the response's bytes by its headers, and the object's size or None."""
@@ -177,13 +245,17 @@ class Reads:
         if status != 206 or match is None:
             answer["Body"].close()
             problem = f"status {status} instead of 206" if status != 206 else f"Content-Range {header!r}"
-            raise StorageUnavailable(f"{what} in {self._uri}: the service does not honour ranges ({problem})")
+            text = f"{what} in {self._uri}: the service does not honour ranges ({problem})"
+            if status == 206 and not header:
+                raise StorageMisconfigured.lacking(f"{text}: its answers need the header Content-Range")
+            raise StorageUnavailable(text)
         return int(match[1]), int(match[2]) + 1, None if match[3] == "*" else int(match[3])
 
     def _body(self, answer: dict[str, Any], length: int | None, what: str) -> bytes:
         """Return the body, which must have exactly `length` bytes (None: botocore verifies it)."""
         body, announced = answer["Body"], answer.get("ContentLength")
-        if announced != length:
+        # a chunked body has no announced length
+        if announced not in (None, length):
             raise self._refused(answer, f"{what} in {self._uri}: a body of {announced} bytes instead of {length}")
         try:
             # Read a range by its length: at the end of the body botocore would compare it with the checksum of the
@@ -192,7 +264,7 @@ class Reads:
         except (BotoCoreError, HTTPError, OSError) as error:
             problem = f"{what} in {self._uri}: the body broke off: {error}"
             raise self._refused(answer, problem, wasted_bytes=length or 0) from error
-        if len(data) != length:
+        if len(data) != length or announced is None:
             body.close()
         return self._whole(what, data, length)
 

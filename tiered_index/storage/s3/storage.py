@@ -1,9 +1,10 @@
 """Objects in an S3 bucket (`s3://bucket/prefix`): Amazon's or any service that speaks its API.
 
 The service must have put-if-absent (`If-None-Match: *`), reads that see earlier writes, and listings in order of UTF-8
-bytes. Threads: any number; after a fork, open a new storage (readers do so themselves).
-`PartInfo.etag` is the service's tag and, after a space, the part's CRC32 if the service returned one. An upload that
-was begun with a checksum algorithm is completed with the checksum of each part.
+bytes. The backend works round a service that ignores ranges or `start-after`, or refuses bulk deletes. Threads: any
+number; after a fork, open a new storage (readers do so themselves). `PartInfo.etag` is the service's tag and, after a
+space, the part's CRC32 if the service returned one. An upload that was begun with a checksum algorithm is completed
+with the checksum of each part.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import (
+    BULK_DELETES,
     PAGE,
+    START_AFTER,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     from tiered_index.storage.s3.reads import Reads
 
 _NAMES_SHOWN = 3
+# Codes of a service that does not accept bulk deletes as they are sent
+_NO_BULK = {"MissingContentMD5", "NotImplemented", "MethodNotAllowed"}
+_OF_COMPLETION = {"Bucket", "Key", "Location", "ETag"}
 _IN_LISTINGS = {"IsTruncated", "Name", "Bucket", "Contents", "Uploads"}
 
 
@@ -79,6 +85,8 @@ class S3Storage(BucketStorage):
         encryption = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id}
         self._encryption = {name: value for name, value in encryption.items() if value is not None}
         self._bucket_seen = False
+        # Once the service has refused a bulk delete
+        self._deletes_singly = False
         if self._light is None:
             # reports a wrong set-up now
             _ = self._reads
@@ -160,7 +168,15 @@ class S3Storage(BucketStorage):
             self._check_bucket()
             raise
         self._bucket_seen = True
-        return ObjectInfo(name, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]))
+        if "ContentLength" in answer and "LastModified" in answer:
+            return ObjectInfo(name, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]))
+        # some gateways leave these headers out: a listing has them, too
+        key = self._key(name)
+        listed = self._reads.send("list_objects_v2", f"looking at {name!r}", name, Prefix=key, MaxKeys=1)
+        for item in listed.get("Contents", ()):
+            if item.get("Key") == key:
+                return self._info(name, item)
+        raise ObjectNotFound(name, self.uri)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
@@ -168,7 +184,8 @@ class S3Storage(BucketStorage):
         if (found := self._list_light(prefix, start_after)) is not None:
             yield from (ObjectInfo(name, one["size"], _epoch_ms(one["last_modified"])) for name, one in found)
             return
-        asked = {"StartAfter": self._base + start_after} if start_after else {}
+        start = self._base + start_after
+        asked = {"StartAfter": start} if start_after else {}
         tokens = {"ContinuationToken": "NextContinuationToken"}
         last = ""
         for key, item in self._listed("list_objects_v2", f"listing {prefix!r}", prefix, "Contents", tokens, **asked):
@@ -177,8 +194,24 @@ class S3Storage(BucketStorage):
                     f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
                 )
             last = key
-            if name := self._name(key):
-                yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
+            if start_after and key <= start:
+                self._reads.fell_short(
+                    START_AFTER, "ignores start-after: each listing takes a request for every 1,000 earlier objects"
+                )
+            elif name := self._name(key):
+                yield self._info(name, item)
+
+    def _info(self, name: str, item: Mapping[str, Any]) -> ObjectInfo:
+        """Return the description of a listed object."""
+        listing = "each object of a listing"
+        size, modified = self._needed(item, "Size", listing), self._needed(item, "LastModified", listing)
+        return ObjectInfo(name, int(size), _epoch_ms(modified))
+
+    def _needed(self, answer: Mapping[str, Any], field: str, what: str) -> Any:
+        """Return a field of a response. Raises `StorageMisconfigured` if the response lacks it."""
+        if field not in answer:
+            raise StorageMisconfigured.lacking(f"{self.uri}: the service leaves out {field} of {what}")
+        return answer[field]
 
     def _list_light(self, prefix: str, start_after: str) -> Sequence[tuple[str, dict[str, Any]]] | None:
         """Return name and description of the listed objects, through obstore; None: use boto3."""
@@ -194,12 +227,14 @@ class S3Storage(BucketStorage):
         self._reads.send("delete_object", f"deleting {name!r}", name, Key=self._key(name))
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects, 1,000 a request. The first request with failures ends the call and names them."""
+        """Remove many objects, 1,000 a request. The first request with failures ends the call and names them.
+
+        Once the service has refused such a request as unknown or without MD5, each object is a request.
+        """
         keys = iter([self._key(name) for name in names])
         while batch := list(islice(keys, PAGE)):
             doing = f"deleting {len(batch)} objects"
-            objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
-            answer = self._reads.send("delete_objects", doing, Delete=objects)
+            answer = self._delete_at_once(batch, doing)
             if failures := answer.get("Errors", []):
                 codes = sorted({failure.get("Code", "?") for failure in failures})
                 shown = ", ".join(repr(failure.get("Key", "?")) for failure in failures[:_NAMES_SHOWN])
@@ -208,24 +243,45 @@ class S3Storage(BucketStorage):
                     raise StorageMisconfigured(f"{text}: grant s3:DeleteObject")
                 raise StorageUnavailable(text)
 
+    def _delete_at_once(self, keys: Sequence[str], doing: str) -> Mapping[str, Any]:
+        """Delete objects by one request, or one by one if the service does not accept it. Return the failures."""
+        if not self._deletes_singly:
+            objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            try:
+                return self._reads.send("delete_objects", doing, Delete=objects)
+            except (StorageMisconfigured, StorageUnavailable) as error:
+                told = getattr(error.__cause__, "response", None) or {}
+                refusal = told.get("Error", {})
+                if refusal.get("Code") not in _NO_BULK and "Content-MD5" not in refusal.get("Message", ""):
+                    raise
+            self._deletes_singly = True
+            self._reads.fell_short(BULK_DELETES, "refuses bulk deletes: each object is deleted by its own request")
+        for key in keys:
+            self._reads.send("delete_object", f"deleting {key!r}", key, Key=key)
+        return {}
+
     def begin_upload(self, name: str) -> UploadHandle:
         """Start a multipart upload; `started_ms` is the service's time in whole seconds."""
-        asked = {"Key": self._key(name), "ChecksumAlgorithm": "CRC32", **self._encryption}
+        checked = {"ChecksumAlgorithm": "CRC32"} if self._reads.sends_crc32 else {}
+        asked = {"Key": self._key(name), **checked, **self._encryption}
         answer = self._reads.send("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
         answered_ms = _answered_ms(answer)
-        return UploadHandle(name, str(answer["UploadId"]), self.now_ms() if answered_ms is None else answered_ms)
+        upload_id = str(self._needed(answer, "UploadId", "an upload that it started"))
+        return UploadHandle(name, upload_id, self.now_ms() if answered_ms is None else answered_ms)
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, with a CRC32 that the service checks; at most 5 GiB."""
-        sent = {"PartNumber": check_part(number), "Body": _request_body(data), "ChecksumAlgorithm": "CRC32"}
+        body = _request_body(data)
+        sent = {"PartNumber": check_part(number), "Body": body, **self._reads.checksum(body)}
         answer = self._of_upload("upload_part", f"uploading part {number} of {handle.name!r}", handle, **sent)
-        etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
+        etag = f"{self._needed(answer, 'ETag', 'an uploaded part')} {answer.get('ChecksumCRC32', '')}".rstrip()
         return PartInfo(number, etag, memoryview(data).nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Publish the object. Raises `ObjectNotFound`, also if the response to an own successful request was lost.
 
-        A caller that must know uses a unique name and then calls `head`. Name every part: Amazon drops others, Ceph's
+        After a success without content the object is looked up. Raises `StorageUnavailable` if it is not there. A
+        caller that must know uses a unique name and then calls `head`. Name every part: Amazon drops others, Ceph's
         gateway refuses the call.
         """
         documents: list[dict[str, Any]] = []
@@ -234,7 +290,17 @@ class S3Storage(BucketStorage):
             named = {"ChecksumCRC32": checksum} if checksum else {}
             documents.append({"PartNumber": part.number, "ETag": etag, **named})
         doing = f"completing {handle.name!r}"
-        self._of_upload("complete_multipart_upload", doing, handle, MultipartUpload={"Parts": documents})
+        answer = self._of_upload("complete_multipart_upload", doing, handle, MultipartUpload={"Parts": documents})
+        if answer.keys() & _OF_COMPLETION:
+            return
+        try:
+            size = self.head(handle.name).size_bytes
+        except ObjectNotFound:
+            size = None
+        if size != sum(part.size_bytes for part in parts):
+            raise StorageUnavailable(
+                f"{doing} in {self.uri}: the service reported success, but the object is not there"
+            )
 
     def abort_upload(self, handle: UploadHandle) -> None:
         with contextlib.suppress(ObjectNotFound):
@@ -246,9 +312,10 @@ class S3Storage(BucketStorage):
         tokens = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
         doing = "listing unfinished uploads"
         for key, item in self._listed("list_multipart_uploads", doing, prefix, "Uploads", tokens):
-            name, started_ms = self._name(key), _epoch_ms(item["Initiated"])
-            if name and (older_than_ms is None or started_ms < older_than_ms):
-                yield UploadHandle(name, str(item["UploadId"]), started_ms)
+            upload = "each unfinished upload of a listing"
+            started_ms = _epoch_ms(self._needed(item, "Initiated", upload))
+            if (name := self._name(key)) and (older_than_ms is None or started_ms < older_than_ms):
+                yield UploadHandle(name, str(self._needed(item, "UploadId", upload)), started_ms)
 
     def now_ms(self) -> int:
         """Return the service's time in whole seconds, from the date of a response, or else as `Storage.now_ms`."""
@@ -259,6 +326,10 @@ class S3Storage(BucketStorage):
         )
         return super().now_ms() if answered_ms is None else answered_ms
 
+    def shortfalls(self) -> Mapping[str, str]:
+        loaded = self._loaded
+        return {} if loaded is None else dict(loaded.shortfalls)
+
     def close(self) -> None:
         """Close the client's connections."""
         with self._loading:
@@ -267,7 +338,8 @@ class S3Storage(BucketStorage):
                 self._loaded.close()
 
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
-        sent = {"Key": self._key(name), "Body": _request_body(data), "ChecksumAlgorithm": "CRC32"}
+        body = _request_body(data)
+        sent = {"Key": self._key(name), "Body": body, **self._reads.checksum(body)}
         self._reads.send("put_object", f"writing {name!r}", name, **sent, **self._encryption, **condition)
 
     def _check_bucket(self) -> None:

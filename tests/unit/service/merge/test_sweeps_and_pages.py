@@ -19,7 +19,7 @@ from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.probe import probe_put_if_absent
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 

@@ -1,0 +1,180 @@
+"""`S3Storage` on servers that lack a part of S3: it works round what it can, and names what it needs."""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.storage.conftest import WAYS
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
+from tests.storage.test_s3_answers import DATA, HANDLE, listing
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import BULK_DELETES, RANGES, START_AFTER, PartInfo
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
+
+CHUNKED = b"400\r\n" + DATA + b"\r\n0\r\n\r\n"
+MODIFIED = "Mon, 02 Nov 2026 10:00:00 GMT"
+LISTED = (
+    b"<ListBucketResult><Contents><Key>pre/fix/object</Key><Size>7</Size>"
+    b"<LastModified>2026-11-02T10:00:00Z</LastModified></Contents></ListBucketResult>"
+)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ScriptedServer]:
+    with pytest.MonkeyPatch.context() as environment, scripted_server() as server:
+        environment.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        yield server
+
+
+@pytest.fixture
+def scripted(running: ScriptedServer) -> ScriptedServer:
+    running.reset()
+    return running
+
+
+def opened(scripted: ScriptedServer, **options: object) -> S3Storage:
+    given = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=1, transfer_attempts=2, **options)  # type: ignore[arg-type]
+    return S3Storage("bucket", "pre/fix", given, sleep=lambda seconds: None)
+
+
+@pytest.fixture
+def s3(scripted: ScriptedServer) -> Iterator[S3Storage]:
+    with opened(scripted) as storage:
+        yield storage
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["with its length", "chunked"])
+def test_a_whole_object_in_place_of_a_range_is_read_up_to_the_ranges_end(
+    scripted: ScriptedServer, way: str, is_chunked: bool
+) -> None:
+    with opened(scripted, lean_gets=way == "obstore") as storage:
+        if way == "obstore":
+            scripted.answers(part(DATA, 0, 1))
+            storage.get_range("object", 0, 1)
+        scripted.answers(Answer(200, CHUNKED, {"Transfer-Encoding": "chunked"}) if is_chunked else Answer(200, DATA))
+        assert storage.get_range("object", 10, 20) == DATA[10:30]
+        assert storage.get_range("object", 0, 1024) == DATA
+        assert storage.get_suffix("object", 20) == (DATA[-20:], 1024)
+        with pytest.raises(InvalidArgument, match="1024 bytes"):
+            storage.get_range("object", 1000, 25)
+        assert storage.shortfalls().keys() <= {RANGES}
+
+
+def test_a_chunked_range_is_read(s3: S3Storage, scripted: ScriptedServer) -> None:
+    headers = {"Transfer-Encoding": "chunked", "Content-Range": "bytes 0-1023/2000"}
+    scripted.answers(Answer(206, CHUNKED, headers))
+    assert s3.get_range("object", 0, 1024) == DATA
+    scripted.answers(Answer(206, CHUNKED, headers | {"Content-Range": "bytes 0-1024/2000"}))
+    with pytest.raises(StorageUnavailable):
+        s3.get_range("object", 0, 1025)
+
+
+def test_a_range_without_its_place_names_the_missing_header(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(206, DATA[10:30]))
+    with pytest.raises(StorageMisconfigured, match="header Content-Range") as caught:
+        s3.get_range("object", 10, 20)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        error(400, "MissingContentMD5"),
+        error(400, "InvalidRequest", "Missing required header for this request: Content-MD5"),
+        error(501, "NotImplemented"),
+    ],
+    ids=["MissingContentMD5", "InvalidRequest", "NotImplemented"],
+)
+def test_objects_are_deleted_singly_once_a_bulk_delete_was_refused(
+    s3: S3Storage, scripted: ScriptedServer, refusal: Answer
+) -> None:
+    scripted.script = lambda request: refusal if request.method == "POST" else Answer(204)
+    s3.delete_many(["a", "b"])
+    s3.delete_many(["c"])
+    assert [request.method for request in scripted.requests] == ["POST", "DELETE", "DELETE", "DELETE"]
+    assert "its own request" in s3.shortfalls()[BULK_DELETES]
+
+
+def test_a_bulk_delete_without_permission_is_not_repeated_singly(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(error(403, "AccessDenied"))
+    with pytest.raises(StorageMisconfigured, match="AccessDenied"):
+        s3.delete_many(["a", "b"])
+    assert [request.method for request in scripted.requests] == ["POST"]
+
+
+def test_names_that_a_listing_should_not_have_are_left_out(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(listing("pre/fix/log/1", "pre/fix/log/2", "pre/fix/log/3"))
+    assert [info.name for info in s3.list("log/", start_after="log/2")] == ["log/3"]
+    assert "start-after" in s3.shortfalls()[START_AFTER]
+    assert s3.shortfalls().keys() == {START_AFTER}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Last-Modified": MODIFIED}], ids=["both", "Last-Modified"])
+def test_headers_that_a_head_lacks_are_taken_from_a_listing(
+    s3: S3Storage, scripted: ScriptedServer, headers: dict[str, str]
+) -> None:
+    bare = Answer(200, b"", headers | {"Transfer-Encoding": "chunked"})
+    scripted.script = lambda request: bare if request.method == "HEAD" else Answer(200, LISTED)
+    info = s3.head("object")
+    assert (info.size_bytes, info.modified_ms) == (7, 1_793_613_600_000)
+
+
+def test_a_field_that_is_needed_is_named(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(200, LISTED.replace(b"LastModified", b"Unmodified")))
+    with pytest.raises(StorageMisconfigured, match="LastModified"):
+        list(s3.list())
+    scripted.answers(Answer(200))
+    with pytest.raises(StorageMisconfigured, match="ETag"):
+        s3.upload_part(HANDLE, 1, b"x")
+
+
+def test_a_completion_without_content_is_looked_up(s3: S3Storage, scripted: ScriptedServer) -> None:
+    parts = [PartInfo(1, '"tag"', 7)]
+    heads = [Answer(200, b"1234567", {"Last-Modified": MODIFIED})]
+    scripted.script = lambda request: Answer(200) if request.method == "POST" else heads[-1]
+    s3.complete_upload(HANDLE, parts)
+    assert [request.method for request in scripted.requests] == ["POST", "HEAD"]
+    for head in (Answer(404), Answer(200, b"123", {"Last-Modified": MODIFIED})):
+        heads.append(head)
+        with pytest.raises(StorageUnavailable, match="not there"):
+            s3.complete_upload(HANDLE, parts)
+
+
+def test_checksums_are_sent_only_if_required_where_the_environment_says_so(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.answers(Answer(200, headers={"ETag": '"tag"'}))
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    with opened(scripted) as storage:
+        storage.put_if_absent("object", DATA)
+        storage.upload_part(HANDLE, 1, DATA)
+    for request in scripted.requests:
+        headers = request.lowered
+        assert headers["content-md5"] == base64.b64encode(hashlib.md5(DATA).digest()).decode()
+        assert not [name for name in headers if "checksum" in name or "trailer" in name]
+    monkeypatch.delenv("AWS_REQUEST_CHECKSUM_CALCULATION")
+    scripted.reset()
+    scripted.answers(Answer(200))
+    with opened(scripted) as storage:
+        storage.put("object", DATA)
+    assert scripted.requests[0].lowered["x-amz-sdk-checksum-algorithm"] == "CRC32"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_requester_pays_for_every_request_if_the_uri_says_so(scripted: ScriptedServer, way: str) -> None:
+    scripted.answers(part(DATA, 0, 1))
+    with opened(scripted, request_payer="requester", lean_gets=way == "obstore") as storage:
+        for _ in range(2):
+            storage.get_range("object", 0, 1)
+        scripted.answers(Answer(200))
+        storage.put("object", b"x")
+        storage.delete("object")
+    assert [request.lowered["x-amz-request-payer"] for request in scripted.requests] == ["requester"] * 4
+    with pytest.raises(ConfigError, match="request_payer"):
+        S3Options(request_payer="owner")
