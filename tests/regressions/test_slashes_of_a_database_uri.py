@@ -24,3 +24,11 @@ def test_all_of_them_open_one_database(tmp_path, written, read):
     assert storage.uri == open_storage(f"sqlite://{path}").uri
     storage.close()
     assert path.is_file()
+
+
+def test_a_uri_that_other_tools_take_for_a_relative_path_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for uri in ("sqlite:///index.db", "sqlite:////index.db", f"sqlite://{tmp_path}/index.db", "sqlite:///none/x.db"):
+        open_storage(uri).close()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"sqlite:///index.db is the file /index.db. Other tools take it for {tmp_path}/index.db")

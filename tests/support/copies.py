@@ -13,7 +13,7 @@ from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
-WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete")
+WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete_many")
 SEGMENT = bytes(range(256)) * 40
 
 

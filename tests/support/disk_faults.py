@@ -219,6 +219,7 @@ class FaultDisk(Faults[_Script], Disk):
             self._pending, self._dropped = [], False
             self._durable = names
             for path, number in sorted(names.items()):
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self._synced[number])
                 self._numbers[path.stat().st_ino] = number
 

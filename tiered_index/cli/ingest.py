@@ -317,16 +317,10 @@ def ingest(
     settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
     followed: dict[str, Any] = {"follow": follow, "restart": restart, "poll_s": poll}
     if kind == "Kafka":
-        check_kafka(source, kafka)
+        config = session.config(**settings)
+        check_kafka(source, kafka, config.root)
         return ingest_followed(
-            session,
-            session.config(**settings),
-            intake,
-            open_kafka_follower,
-            place=source,
-            options=kafka,
-            cluster=store_name,
-            **followed,
+            session, config, intake, open_kafka_follower, place=source, options=kafka, cluster=store_name, **followed
         )
     if path is not None and kind == "a RocketMQ store":
         config = session.config(offset_space="commitlog", **settings)

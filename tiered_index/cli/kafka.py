@@ -14,6 +14,8 @@ from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.reading.root_view import UnsealedView
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
@@ -103,12 +105,19 @@ def open_kafka_follower(
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
 
 
-def check_kafka(place: str, options: KafkaOptions) -> None:
-    """Raise the errors of a wrong address and of wrong settings, so that no index is made before them."""
-    from tiered_index.kafka.client import KafkaAddress
+def check_kafka(place: str, options: KafkaOptions, root: Path | None) -> None:
+    """Raise the errors of a wrong address and of wrong settings, so that no index is made before them.
 
-    KafkaAddress.parse(place)
-    options.settings()
+    For a new `root`, also those of a cluster that does not answer and of missing topics.
+    """
+    from tiered_index.kafka.client import KafkaAddress
+    from tiered_index.kafka.keys import Keys
+    from tiered_index.kafka.source import check_cluster
+
+    address, settings = KafkaAddress.parse(place), options.settings()
+    Keys(options.key or ("key",))
+    if root is not None and address.topics and Root(root, Disk()).read_marker() is None:
+        check_cluster(address, settings)
 
 
 def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> KafkaBroker | None:

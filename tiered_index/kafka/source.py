@@ -186,6 +186,44 @@ class _Read(NamedTuple):
 _NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
 
 
+def check_cluster(address: KafkaAddress, settings: Mapping[str, str]) -> None:
+    """Raise the errors of `KafkaSource` for a cluster that does not answer or refuses, and for a missing topic.
+
+    For a first run: it makes no index for topics that can't be read.
+    """
+    place = f"kafka://{address.servers}/{','.join(address.topics)}"
+    problems: list[TieredIndexError] = []
+
+    def note(error: Any) -> None:
+        if not isinstance(problem := error_of(error, place), StorageUnavailable):
+            problems.append(problem)
+
+    consumer = open_consumer({**settings, "bootstrap.servers": address.servers}, error_cb=note)
+    try:
+        found = asked(place, lambda: consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)), TIMEOUT_S)
+    except StorageUnavailable as error:
+        # its callback may know more, such as a refused login
+        consumer.poll(0.0)
+        raise (problems[0] if problems else error) from error
+    finally:
+        consumer.close()
+    _check_topics(address, place, found)
+
+
+def _check_topics(address: KafkaAddress, place: str, cluster: Any) -> None:
+    """Raise for a topic of `address` that `cluster`, a list of topics, does not have or let read."""
+    known = [name for name, topic in cluster.topics.items() if topic.error is None]
+    for topic in address.topics:
+        error = cluster.topics[topic].error if topic in cluster.topics else None
+        if _is_pattern(topic) or topic in known or (error is not None and is_passing(error)):
+            continue
+        refused = error_of(error, topic) if error is not None else None
+        if isinstance(refused, StorageMisconfigured):
+            raise refused
+        problem = f"there is no topic {topic!r} that the client's login may see{did_you_mean(topic, known)}"
+        raise InvalidArgument(f"{place}: {problem}")
+
+
 @dataclass(eq=False)
 class KafkaSource:
     """Follows the topics of one cluster for one index.
@@ -362,14 +400,7 @@ class KafkaSource:
         if begins:
             self.cluster = self.cluster or found.cluster_id or "-"
             self._check_one_cluster()
-            for topic in self.address.topics:
-                if _is_pattern(topic) or topic in known or topic in unsure:
-                    continue
-                refused = error_of(found.topics[topic].error, topic) if topic in found.topics else None
-                if isinstance(refused, StorageMisconfigured):
-                    raise refused
-                problem = f"there is no topic {topic!r} that the client's login may see{did_you_mean(topic, known)}"
-                raise InvalidArgument(f"{self.place}: {problem}")
+            _check_topics(self.address, self.place, found)
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
         gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
         self._waiting = {place for place in self._waiting if place in there or place[0] in unsure}

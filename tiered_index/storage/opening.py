@@ -1,7 +1,8 @@
 """Opens a storage by its URI, and lists its children.
 
     file:///dir                                                             a folder, absolute
-    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual
+    s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=&request_payer=]
+                                                                            a bucket; credentials come from the usual
                                                                             chain
     gs://bucket[/prefix], az://container[/prefix]?account=                  Google's and Azure's stores (extra `object`)
     sqlite:///file.db                                                       a database file, absolute

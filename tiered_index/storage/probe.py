@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a probe found about one ability.
+    """The finding of a probe about one ability.
 
     - `what`: the ability.
     - `needed_for`: what the engine uses it for.

@@ -90,7 +90,7 @@ class Reads:
         self._run = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate).run
         self.client = build_client(options, uri, connections)
         self._uri, self._bucket, self._options, self._connections = uri, bucket, options, connections
-        # What the service lacks, as `Storage.shortfalls`
+        # Its lacks, as `Storage.shortfalls`
         self.shortfalls: dict[str, str] = {}
         # None: boto3 reads
         self._way: _Way | None = None

@@ -12,6 +12,7 @@ transaction, without copying bytes. The transaction that would name a part refus
 from __future__ import annotations
 
 import hashlib
+import logging
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,7 @@ from tiered_index.storage.disk import Disk, local_path
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 
+_log = logging.getLogger(__name__)
 _DELETE_BATCH = 500
 # Sorts after every character of a name
 _LAST = "\x7f"
@@ -58,7 +60,14 @@ class SqliteStorage(SizedStorage):
         """As `Storage.from_uri`."""
         if unquote(uri.path).endswith("/"):
             raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
-        return cls(local_path(uri, "sqlite:///file.db"))
+        path = local_path(uri, "sqlite:///file.db")
+        # SQLAlchemy and others read three slashes as a relative path, and four as an absolute one
+        other = Path(uri.path.removeprefix("/"))
+        is_ambiguous = not uri.netloc and not uri.path.startswith("//") and other.parent.is_dir()
+        if is_ambiguous and not path.exists() and other.absolute() != path:
+            text = "sqlite://%s is the file %s. Other tools take it for %s: write four slashes for an absolute path"
+            _log.warning(text, uri.path, path, other.absolute())
+        return cls(path)
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`: up to 16 MiB in one transaction, more in several; the last one names it."""
