@@ -15,7 +15,7 @@ from tests.integration.cli.command_lines import run_here
 from tests.spark.pages import programs, section
 from tests.support.hanging import until
 from tiered_index import IndexReader
-from tiered_index.kafka.client import KafkaBroker
+from tiered_index.kafka.client import KafkaBroker, read_settings
 from tiered_index.kafka.messages import KafkaMessages
 
 T_MS = 1_700_000_000_000
@@ -113,6 +113,37 @@ def test_settings_come_out_of_a_file(run, tmp_path):
     result = run(*ingest, tmp_path / "client.properties")
     assert (result.code, "sasl.pasword" in result.err, "secret" in result.out + result.err) == (2, True, False)
     assert run(*ingest, tmp_path / "none").code == 3
+
+
+JAAS = """security.protocol=SASL_SSL
+sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="secret";
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (JAAS, "line 2: sasl.jaas.config is a setting of Java's clients"),
+        (JAAS, "write sasl.username=... and sasl.password=... in its place"),
+        ("# jks\nssl.truststore.location=/etc/t.jks\n", "line 2: ssl.truststore.location is a setting"),
+        ("ssl.truststore.location=/etc/t.jks\n", "write ssl.ca.location=FILE.pem"),
+        ("max.poll.records=500\n", "leave it out"),
+    ],
+)
+def test_settings_of_javas_clients_are_named_with_those_to_use(run, tmp_path, text, problem):
+    (tmp_path / "java.properties").write_text(text)
+    where = ("ingest", "kafka://h:1/orders", "--storage", (tmp_path / "store").as_uri())
+    done = run(*where, "--kafka-config", tmp_path / "java.properties", "--json")
+    assert (done.code, "java.properties, line" in done.error["message"]) == (2, True)
+    assert problem in done.error["message"] and "secret" not in done.out + done.err
+    name, _, value = text.splitlines()[-1].partition("=")
+    assert run(*where, "--kafka", f"{name}={value}", "--json").error["message"].startswith(f"--kafka: {name}")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_file_of_settings_may_have_a_byte_order_mark(tmp_path):
+    (tmp_path / "client.properties").write_bytes(b"\xef\xbb\xbfclient.id=indexer\r\n")
+    assert read_settings(tmp_path / "client.properties") == {"client.id": "indexer"}
 
 
 def test_options_of_kafka_are_of_kafka(run, tmp_path):

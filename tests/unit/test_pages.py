@@ -120,3 +120,10 @@ def test_the_glossary_uses_names_of_the_code():
     named = set(re.findall(r"`([A-Z]\w+|[a-z]+_[a-z_]+)`s?", text))
     assert len(named) >= 50
     assert named <= defined, sorted(named - defined)
+
+
+def test_the_page_of_kafka_imports_public_modules_alone():
+    api = (DOCS / "api.md").read_text().replace("`follow.Follower`", "`tiered_index.follow` `Follower`")
+    imports = re.findall(r"^from (tiered_index\.\S*) import (\w+)", (DOCS / "kafka.md").read_text(), re.MULTILINE)
+    assert len(imports) > 4
+    assert not [one for one in imports if not all(f"`{name}`" in api for name in one)]

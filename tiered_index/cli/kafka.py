@@ -42,13 +42,16 @@ class KafkaClientOptions:
 
     def settings(self) -> dict[str, str]:
         """Return the settings; the command line has precedence over the file."""
-        from tiered_index.kafka.client import read_settings
+        from tiered_index.kafka.client import check_setting, read_settings
 
         of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
         given = [text for text in self.kafka or () if "=" not in text]
         if given:
             raise InvalidArgument("write --kafka as NAME=VALUE")  # do not repeat the text: it may be a secret
-        return of_file | pairs("--kafka", self.kafka)
+        of_line = pairs("--kafka", self.kafka)
+        for name in of_line:
+            check_setting(name, "--kafka")
+        return of_file | of_line
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,24 @@ _DEFAULTS = {
     # of all partitions; a client that reads nothing fetches no more than this
     "queued.max.messages.kbytes": 65536,
 }
+# Settings of Java's clients: what librdkafka has in their place, if anything
+_OF_JAVA = {
+    "sasl.jaas.config": "sasl.username=... and sasl.password=...",
+    "sasl.login.callback.handler.class": "sasl.oauthbearer.method=oidc and sasl.oauthbearer.client.id=...",
+    "ssl.truststore.location": "ssl.ca.location=FILE.pem, with the certificates of the truststore as PEM,",
+    "ssl.truststore.certificates": "ssl.ca.pem=...",
+    "ssl.keystore.key": "ssl.key.pem=...",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem=...",
+    "fetch.max.wait.ms": "fetch.wait.max.ms=...",
+    **dict.fromkeys(
+        (
+            *("ssl.truststore.password", "ssl.truststore.type", "ssl.keystore.type", "ssl.protocol"),
+            *("key.deserializer", "value.deserializer", "key.serializer", "value.serializer"),
+            *("max.poll.records", "default.api.timeout.ms", "interceptor.classes", "metric.reporters"),
+            *("sasl.client.callback.handler.class", "sasl.login.class", "schema.registry.url"),
+        )
+    ),
+}
 _REFUSED = re.compile(
     "_AUTHENTICATION|_SSL|SASL_AUTHENTICATION_FAILED|UNSUPPORTED_SASL_MECHANISM|.*_AUTHORIZATION_FAILED"
 )
@@ -125,7 +143,8 @@ class KafkaAddress:
 def read_settings(path: Path) -> dict[str, str]:
     """Return the settings of a file of lines NAME=VALUE. Raises `SetupUnavailable`, `InvalidArgument`."""
     try:
-        lines = path.read_text().splitlines()
+        # with a byte order mark, as some editors write it
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SetupUnavailable(f"{path} can't be read: {type(error).__name__}") from error
     settings = {}
@@ -134,8 +153,17 @@ def read_settings(path: Path) -> dict[str, str]:
         if line.strip() and not line.lstrip().startswith("#"):
             if not mark:
                 raise InvalidArgument(f"{path}, line {number}: write a setting as NAME=VALUE")
+            check_setting(name.strip(), f"{path}, line {number}")
             settings[name.strip()] = value.strip()
     return settings
+
+
+def check_setting(name: str, where: str) -> None:
+    """Raise `InvalidArgument` for a setting of Java's clients, with the one that this client has in its place."""
+    if name in _OF_JAVA:
+        instead = _OF_JAVA[name]
+        todo = f"write {instead} in its place" if instead is not None else "leave it out"
+        raise InvalidArgument(f"{where}: {name} is a setting of Java's clients, and this one is librdkafka: {todo}")
 
 
 def open_consumer(settings: Mapping[str, str], **more: Any) -> Any:
@@ -153,7 +181,7 @@ def open_consumer(settings: Mapping[str, str], **more: Any) -> Any:
         reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
         for value in sorted(filter(None, settings.values()), key=len, reverse=True):
             reason = reason.replace(value, "...")
-        raise ConfigError(f"--kafka: {reason}") from None
+        raise ConfigError(f"a setting of --kafka or --kafka-config: {reason}") from None
 
 
 _admins: list[Any] = []
