@@ -49,6 +49,7 @@ from tiered_index.rocketmq.follow.tail import (
 )
 from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.evidence import dledger_log, gather, problem_of
 from tiered_index.rocketmq.log.segments import End, Segment
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
@@ -58,6 +59,8 @@ _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
 # Rounds at zeros between two reads of the consume queues, which may name later messages
 _LOOKS = 300
+# Seconds between two comparisons of the log's end with the consume queues and the checkpoint
+_EVIDENCE_S = 30.0
 _END_OF_LOG = 2**63 - 1
 # Most fingerprints, newest first, whose message is read for the last store timestamp
 _LAST_RANGES = 8
@@ -71,6 +74,14 @@ class RewrittenOffsets(CorruptFile):
         count = "" if messages is None else f", {messages:,} messages in the index"
         super().__init__(folder, f"{_REWRITTEN}: commit log offsets {begin} to {end}{count}")
         self.begin, self.end, self.messages = begin, end, messages
+
+
+class MissingMessages(CorruptFile):
+    """Other files of a store name messages after `end`, the end of its commit log: they are elsewhere, or missing."""
+
+    def __init__(self, folder: str, problem: str, end: int) -> None:
+        super().__init__(folder, problem)
+        self.end = end
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
@@ -159,6 +170,9 @@ class Dispatcher:
         self._looks = 0
         self._broker = self._broker_start()
         self._scrubber = Scrubber()
+        # The reason why messages of the store can't be read, although the log looks whole; None: there is none
+        self.trouble: str | None = None
+        self._evidence_s: float | None = None
 
     def positions(self) -> dict[str, int]:
         """Return the commit log offset after the last put message, by source; empty before the first message."""
@@ -180,7 +194,31 @@ class Dispatcher:
             losses = (self._rewritten(),)
         last = self._end(losses=losses, caught_up=False) if losses else (yield from self._round(segments))
         self._settle()
+        if last.caught_up and not losses:
+            last = self._compared(last)
         yield last
+
+    def _compared(self, last: Batch) -> Batch:
+        """Compare the end of the log with the store's other files. `last` ends a round that reached the log's end.
+
+        With `follow` a problem is `trouble`. Without it `MissingMessages` is raised or, with `skip_missing`, the loss
+        is added.
+        """
+        now_s = self._now_s()
+        if self._follow and self._evidence_s is not None and now_s - self._evidence_s < _EVIDENCE_S:
+            return last
+        self._evidence_s = now_s
+        found = gather(self.store)
+        position = self.position or 0
+        self.trouble = problem_of(self.store, position, found)
+        if self.trouble is None or self._follow:
+            return last
+        if not self._skip_missing:
+            raise MissingMessages(str(self.store.commitlog), self.trouble, position)
+        begin_ms, end = self._time_before() or 0, max(found.end, position + 1)
+        count = self.store.messages_named(position, end)
+        loss = Loss("missing", position, end, count, self.trouble, begin_ms=begin_ms, is_least=count is not None)
+        return replace(last, losses=(*last.losses, loss))
 
     def _end(
         self, state: End | None = None, *, caught_up: bool, torn: TornTail | None = None, losses: tuple[Loss, ...] = ()
@@ -355,9 +393,12 @@ class Dispatcher:
         if self.position or self._known:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
+            problem = problem_of(self.store, 0, gather(self.store))
+            if problem is not None and dledger_log(self.store.folder) is not None:
+                raise MissingMessages(str(self.store.commitlog), problem, 0)
             raise StorageUnavailable(
                 f"{self.store.commitlog} is missing, but the store has other files of a broker: it was moved or is "
-                f"not mounted"
+                f"not mounted, or the broker's storePathCommitLog is another folder: give it by --commitlog"
             )
         if not self.position:
             return ()
