@@ -68,7 +68,7 @@ def test_a_log_that_is_older_than_the_checkpoint_is_an_error(followed):
     later = checkpoint_bytes(NOW_MS + 86_400_000, NOW_MS, 0)
     assert len(later) == CHECKPOINT_BYTES
     (followed.path / "checkpoint").write_bytes(later)
-    with pytest.raises(MissingMessages, match="the checkpoint says that a message of 2023-11-15.* is flushed"):
+    with pytest.raises(MissingMessages, match=r"the checkpoint says that a message of 2023-11-15.* is flushed"):
         follow(followed, skip_missing=False)
 
 
@@ -100,7 +100,7 @@ def test_a_commit_log_on_another_disk_is_named(followed):
     with pytest.raises(StorageUnavailable, match="--commitlog"):
         follow(followed, skip_missing=False)
     (followed.path / "commitlog").mkdir()
-    with pytest.raises(MissingMessages, match="the log ends at offset 0: .*--commitlog"):
+    with pytest.raises(MissingMessages, match=r"the log ends at offset 0: .*--commitlog"):
         follow(followed, skip_missing=False)
 
 
