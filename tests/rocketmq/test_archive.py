@@ -240,6 +240,8 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
     contents = {number * size: full(log(2, number * size), size) for number in range(4)}
     folder = write_log(tmp_path / "commitlog", size, contents)
     with open_index(tmp_path / "root", storage, upload_part_bytes=part_bytes) as index:
+        # by the probe of a new index
+        probed = storage.calls("upload_part")
         archiver = SegmentArchiver(index, "s", folder)
 
         def stopping(start, read):
@@ -259,4 +261,4 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
         index.archive = archive  # type: ignore[method-assign]
         assert SegmentArchiver(index, "s", folder).run_once() == 3 - whole
         # two parts of each of the three segments
-        assert storage.calls("upload_part") == (0 if part_bytes > size else 2 * 3)
+        assert storage.calls("upload_part") - probed == (0 if part_bytes > size else 2 * 3)

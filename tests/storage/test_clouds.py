@@ -10,12 +10,12 @@ import pytest
 from tests.support.google_server import GoogleServer, google_server
 from tests.support.object_store import Reply, error
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import ConfigError, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.clouds import CloudStorage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.probe import probe_put_if_absent
+from tiered_index.storage.probe import probe, probe_put_if_absent
 from tiered_index.testing.storage_conformance import StorageConformance
 
 pytest.importorskip("obstore", reason="the extra `object` is not installed")
@@ -63,6 +63,25 @@ def test_requests_are_counted_with_their_repeats(uri, google, monkeypatch):
     google.failures[:] = [500] * 9
     with pytest.raises(StorageUnavailable, match=r"'a' in gs://.*5 attempts"):
         storage.get("a")
+
+
+def test_a_whole_object_in_place_of_a_range_is_read_up_to_the_ranges_end(uri, google, monkeypatch):
+    right = google.answer
+    monkeypatch.setattr(
+        google,
+        "answer",
+        lambda method, target, headers, body: right(
+            method, target, {name: value for name, value in headers.items() if name != "range"}, body
+        ),
+    )
+    with open_storage(uri) as storage:
+        storage.put("object", data := bytes(range(256)) * 4)
+        for start, length in ((10, 20), (0, 1024), (1000, 24)):
+            assert storage.get_range("object", start, length) == data[start : start + length]
+        assert storage.get_suffix("object", 20) == (data[-20:], 1024)
+        with pytest.raises(InvalidArgument, match="1024 bytes"):
+            storage.get_range("object", 1000, 25)
+        assert {one.what: one.state for one in probe(storage)}["ranges"] == "worked round"
 
 
 def test_a_large_upload_is_written_in_chunks(uri, google):

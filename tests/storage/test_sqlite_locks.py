@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.sqlite_probes import HookedClock, raw
-from tiered_index.errors import IndexClosed, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import IndexClosed, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.sqlite import connections
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
@@ -216,3 +216,16 @@ def test_a_child_writes_although_a_thread_waited_for_the_fork_before_its_write(p
         connections._after_fork(child=True)
         storage.put("more", b"x")
         assert [info.name for info in storage.list()] == ["more", "object"]
+
+
+@pytest.mark.parametrize(
+    ("code", "ability"), [(sqlite3.SQLITE_IOERR_SHMMAP, "shared maps"), (sqlite3.SQLITE_IOERR_LOCK, "file locks")]
+)
+def test_a_disk_without_locks_or_maps_is_named(path: Path, code: int, ability: str) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+    found = connections.translate(error, doing="writing 'a'", path=path)
+    assert isinstance(found, StorageMisconfigured) and found.exit_code == 2
+    assert f"the file system of {path.parent} has no {ability}" in str(found)
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+    assert isinstance(connections.translate(error, doing="writing 'a'", path=path), StorageUnavailable)

@@ -50,6 +50,15 @@ _SET_UP = frozenset(
 )
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT})
 _MOVED = sqlite3.SQLITE_READONLY_DBMOVED
+# Extended codes of operations that a file system lacks
+_LACKS = {
+    sqlite3.SQLITE_IOERR_DIR_FSYNC: "sync of folders",
+    sqlite3.SQLITE_IOERR_LOCK: "file locks",
+    sqlite3.SQLITE_IOERR_RDLOCK: "file locks",
+    sqlite3.SQLITE_IOERR_SHMLOCK: "file locks",
+    sqlite3.SQLITE_IOERR_SHMMAP: "shared maps of files",
+    sqlite3.SQLITE_IOERR_SHMOPEN: "shared maps of files",
+}
 
 
 def is_passing(error: sqlite3.Error) -> bool:
@@ -64,6 +73,10 @@ def translate(error: sqlite3.Error, *, doing: str, path: Path) -> TieredIndexErr
     text = f"{doing} in {path}: {error}"
     if is_passing(error):
         return StorageUnavailable(f"{text}: another process holds a lock on the database: try again later")
+    if (ability := _LACKS.get(_code(error))) is not None:
+        return StorageMisconfigured.lacking(
+            f"{text}: the file system of {path.parent} has no {ability}: use a folder of another one"
+        )
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(f"{text}: make room or move the database")
     if code in _SET_UP:

@@ -1,0 +1,36 @@
+"""`doctor` checks a storage and a disk, and ends with 1 if an ability is missing."""
+
+import errno
+import fcntl
+
+import pytest
+
+from tests.integration.cli.command_lines import run_here
+
+
+def test_what_is_sound_is_said_to_be(tmp_path):
+    done = run_here("doctor", (tmp_path / "cold").as_uri(), "--root", tmp_path / "new" / "root", "--json")
+    assert (done.code, done.document["status"]) == (0, "ok"), done.err
+    found = [(row["of"], row["what"], row["result"]) for row in done.document["abilities"]]
+    assert ("storage", "put-if-absent", "yes") in found and ("root", "file locks", "yes") in found
+    assert len(found) == 10 and not (tmp_path / "new").exists()
+    shown = run_here("doctor", "memory://sound")
+    assert "needed for" in shown.out and "nothing is missing" in shown.out
+
+
+def test_a_missing_ability_is_a_finding(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    done = run_here("doctor", "--root", tmp_path, "--json")
+    assert (done.code, done.document["status"]) == (1, "missing")
+    (missing,) = [row for row in done.document["abilities"] if row["state"] == "missing"]
+    assert missing["what"] == "file locks" and "No locks available" in missing["result"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["nonsense"], 2), (["file:///proc/none"], 3)])
+def test_other_codes(arguments, code, monkeypatch):
+    monkeypatch.delenv("TIERED_INDEX_STORAGE", raising=False)
+    assert run_here("doctor", *arguments).code == code
