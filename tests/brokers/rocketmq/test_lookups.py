@@ -1,0 +1,126 @@
+"""Each kind of message that a producer sends, beside a living broker: our server answers each lookup of RocketMQ's
+client as the broker does, field for field.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.brokers.rocketmq.living import RocketmqError, same_by_key, until
+
+TEXT = "7b7d"
+# What a producer sends of each kind, how, and the keys under which all of it is found
+KINDS = {
+    "ordinary": ([{"keys": "k", "body": TEXT, "tags": "paid"}, {"keys": "k", "body": ""}], {}),
+    "with several keys": ([{"keys": "k k1 k2", "body": TEXT}, {"keys": "k2 k", "body": TEXT}], {}),
+    "with properties": ([{"keys": "k", "body": "00ff", "properties": {"ä": "ü", "trace": "1 2"}}], {}),
+    "batched": ([{"keys": f"k k{n}", "body": f"{n:02d}"} for n in range(5)], {"batch": True}),
+    "compressed by zlib": ([{"keys": "k", "body": "61" * 9000}], {"compression": "ZLIB"}),
+    "compressed by LZ4": ([{"keys": "k", "body": "62" * 9000}], {"compression": "LZ4"}),
+    "compressed by Zstandard": ([{"keys": "k", "body": "63" * 9000}], {"compression": "ZSTD"}),
+    "ordered": ([{"keys": "k", "body": f"{n:02d}", "queue": 1} for n in range(6)], {}),
+    "committed": ([{"keys": "k", "body": TEXT, "transaction": "COMMIT_MESSAGE"} for _ in range(2)], {}),
+    "delayed by a level": ([{"keys": "k", "body": TEXT, "delay_level": 1}], {}),
+    "delayed by a timer": ([{"keys": "k", "body": TEXT, "delay_ms": 1200}], {}),
+    "of odd keys": ([{"keys": "k schlüssel-ß 鍵 #T#x", "body": TEXT}], {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_are_answered_as_by_the_broker(beside, topic, kind):
+    living, ours = beside.living, beside.ours
+    messages, how = KINDS[kind]
+    sent = living.send(topic, *messages, **how)
+    found = same_by_key(living, ours, topic, "k", len(messages))
+    for key in {key for message in messages for key in message["keys"].split()}:
+        same_by_key(living, ours, topic, key, sum(key in message["keys"].split() for message in messages))
+    # the client gives a batch all ids at once, and a delayed or transactional message has its own
+    assert {one["id"] for one in found} == {name for one in sent for name in one["id"].split(",")}
+    for one in found:
+        by_id = living.by_id(topic, one["id"])
+        assert ours.by_id(topic, one["id"]) == by_id and by_id["body"] == one["body"]
+        pulled = living.pull(topic, one["queue"], one["queue_offset"], 1)
+        assert [message["id"] for message in pulled["messages"]] == [one["id"]]
+        assert ours.pull(topic, one["queue"], one["queue_offset"], 1) == pulled
+    assert ours.drain(topic) == living.drain(topic)
+    assert ours.ends(topic) == living.ends(topic)
+
+
+def test_a_rolled_back_transaction_is_found_nowhere(beside, topic):
+    living, ours = beside.living, beside.ours
+    living.send(topic, {"keys": "gone", "body": TEXT, "transaction": "ROLLBACK_MESSAGE"})
+    living.send(topic, {"keys": "kept", "body": TEXT, "transaction": "COMMIT_MESSAGE"})
+    same_by_key(living, ours, topic, "kept", 1)
+    assert ours.by_key(topic, "gone") == living.by_key(topic, "gone") == []
+    assert ours.drain(topic) == living.drain(topic) and len(ours.drain(topic)) == 1
+
+
+def test_messages_that_a_consumer_popped_and_gave_back(beside, topic):
+    """A message that a pop consumer could not process lies in a retry topic, too, which is looked up as any other."""
+    living, ours, group = beside.living, beside.ours, f"poppers-{topic}"
+    living.send(topic, *[{"keys": f"k{n}", "body": TEXT} for n in range(4)])
+    asked = {"topic": topic, "group": group, "most": 4, "wait_ms": 30_000, "broker_address": beside.broker.address}
+    got = living.ask("consume", pop=True, failures=0, **asked)
+    assert {one["properties"]["KEYS"] for one in got} == {"k0", "k1", "k2", "k3"}
+    for n in range(4):
+        same_by_key(living, ours, topic, f"k{n}", 1)
+    assert ours.drain(topic) == living.drain(topic)
+
+
+def test_messages_that_a_consumer_sent_back(beside, topic):
+    living, ours, group = beside.living, beside.ours, f"retrying-{topic}"
+    living.send(topic, {"keys": "again", "body": TEXT})
+    asked = {"topic": topic, "group": group, "most": 1, "wait_ms": 30_000}
+    assert [one["reconsumed"] for one in living.ask("consume", failures=1, **asked)] == [1]
+    (retried,) = same_by_key(living, ours, f"%RETRY%{group}", "again", 1)
+    assert retried["reconsumed"] == 1 and retried["properties"]["RETRY_TOPIC"] == topic
+    same_by_key(living, ours, topic, "again", 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        ("queryMsgByKey", ("-k", "k")),
+        ("queryMsgByUniqueKey", ("-i", "{id}")),
+        ("queryMsgByOffset", ("-b", "broker-a", "-i", "{queue}", "-o", "{offset}")),
+        ("topicStatus", ()),
+        ("topicRoute", ()),
+        ("printMsg", ()),
+    ],
+)
+def test_mqadmin_prints_the_same(beside, topic, command, asked):
+    living, ours = beside.living, beside.ours
+    living.mqadmin("updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "3", "-w", "3")
+    (sent,) = living.send(topic, {"keys": "k k2", "body": "6f6e65", "tags": "paid", "properties": {"a": "b"}})
+    same_by_key(living, ours, topic, "k", 1)
+    # a broker's messages lie in its consume queue before its index, and so do ours
+    arguments = [one.format(**sent) for one in asked]
+    printed = [asks.mqadmin(command, "-t", topic, *arguments) for asks in (living, ours)]
+    if command == "topicRoute":
+        # the address of the server, and that nothing can be sent there
+        printed = [text.replace(beside.broker.address, ours.namesrv).replace('"perm":6', '"perm":4') for text in printed]
+    assert printed[1] == printed[0]
+    assert (sent["id"] in printed[1]) or command not in ("queryMsgByKey", "queryMsgByUniqueKey", "printMsg")
+
+
+def test_the_time_range_and_the_count_of_a_lookup(beside, topic):
+    living, ours = beside.living, beside.ours
+    living.send(topic, *[{"keys": "k", "body": f"{n:02d}"} for n in range(4)])
+    found = same_by_key(living, ours, topic, "k", 4)
+    newest_ms = max(one["store_ms"] for one in found)
+    for begin, end in ((0, newest_ms - 3_600_000), (newest_ms + 3_600_000, newest_ms + 7_200_000)):
+        assert ours.by_key(topic, "k", begin=begin, end=end) == living.by_key(topic, "k", begin=begin, end=end) == []
+    assert len(ours.by_key(topic, "k", most=2)) == len(living.by_key(topic, "k", most=2)) == 2
+
+
+def test_what_is_not_there_is_told_alike(beside, topic):
+    living, ours = beside.living, beside.ours
+    (sent,) = living.send(topic, {"keys": "k", "body": TEXT})
+    same_by_key(living, ours, topic, "k", 1)
+    until(lambda: ours.drain(topic))
+    for asks in (living, ours):
+        assert asks.by_key(topic, "other") == []
+        assert asks.pull(topic, sent["queue"], 1)["status"] == "NO_NEW_MSG"
+        assert asks.pull(topic, sent["queue"], 7)["status"] == "OFFSET_ILLEGAL"
+        with pytest.raises(RocketmqError):
+            asks.by_id(topic, "FD0000000000000000000000000000024FFFFFFFFFFFFFFFFFFFFFFF")
