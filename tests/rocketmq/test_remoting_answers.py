@@ -266,6 +266,17 @@ async def test_a_unique_key_is_found_whenever_it_was_stored(index, store, messag
         assert (await client.ask(QUERY, by_key(wanted.topic, key))).code == 0
 
 
+def test_messages_of_one_unique_key_are_answered_the_oldest_first(index, tmp_path):
+    """As by a broker: of messages that were stored in one millisecond clients take the first one."""
+    with StoreWriter(tmp_path / "s", segment_bytes=4096) as writer:
+        for body in (b"first", b"second", b"third"):
+            writer.put("TopicOrder", 0, body, keys=["k"], uniq_key="U", store_ms=1_700_000_000_000)
+    index_log(index, tmp_path / "s")
+    broker = ReadOnlyBroker(index, store=tmp_path / "s")
+    found = records(broker.look_up(Command(code=QUERY, fields=by_unique_key("TopicOrder", "U")), HERE).body)
+    assert [one.body() for one in found] == [b"first", b"second", b"third"]
+
+
 @run
 async def test_newer_clients_say_what_kind_of_key_it_is(index, store, messages):
     wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.tags and m.index_keys[1:])
@@ -634,6 +645,13 @@ def test_routes_claim_the_queues_that_the_store_has(index, store, messages):
     long = next(m.topic for m in messages if m.topic.startswith("LongTopic"))
     assert [queues(ReadOnlyBroker(index, store=store), topic) for topic in ("TopicOrder", long)] == [4, 1]
     assert queues(ReadOnlyBroker(index), "TopicOrder") == 1
+    # the broker's own number counts, also of queues without a message
+    (store / "config").mkdir(exist_ok=True)
+    table = {"TopicOrder": {"readQueueNums": 9, "writeQueueNums": 8}}
+    (store / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+    broker = ReadOnlyBroker(index, store=store)
+    assert queues(broker, "TopicOrder") == 9
+    assert ask(broker, STATS, "TopicOrder").body.count(b'"maxOffset":0') == 5
 
 
 def test_requests_of_tools_besides_messages(index, messages):
@@ -650,7 +668,6 @@ def test_requests_of_tools_besides_messages(index, messages):
         (224, {"cluster": "other"}, {"topicList": []}),
         (305, {}, {"topicList": []}),
         (201, {}, {"dataVersion": version, "forbiddenTable": {}, "subscriptionGroupTable": {}}),
-        (38, {"consumerGroup": "g"}, {"consumerIdList": []}),
         (208, {"consumerGroup": "g"}, {"consumeTps": 0.0, "offsetTable": {}}),
     ):
         answer = ask(code, **fields)
@@ -658,7 +675,16 @@ def test_requests_of_tools_besides_messages(index, messages):
     config = ask(26)
     assert config.body.decode().splitlines() == ["brokerClusterName=c", "brokerId=0", "brokerName=b"]
     assert json.loads(config.fields["version"]) == version
-    assert (ask(319).code, ask(319).body) == (0, b"")
+    # an empty table of properties: Java's client reads an empty body as none
+    assert (ask(319).code, ask(319).body) == (0, b"\n")
+    # push and lite-pull consumers would wait for ever; their logs show these errors
+    for code in (38, 361):
+        refused = ask(code, consumerGroup="g", topic="TopicOrder")
+        assert refused.code == 1 and "no consumer groups" in refused.remark
+    # `mqadmin queryMsgTraceById` asks for the route of the topic of traces
+    none = ask(105, topic="RMQ_SYS_TRACE_TOPIC")
+    assert none.code == 17 and "ingest leaves out RocketMQ's own topics" in none.remark
+    assert "ingest" not in ask(105, topic="none").remark
     none = ask(101, namespace="ORDER_TOPIC_CONFIG", key="t")
     assert (none.code, none.remark) == (22, "No config item, Namespace: ORDER_TOPIC_CONFIG Key: t")
     none = ask(351, topic="none")

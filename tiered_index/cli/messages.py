@@ -173,8 +173,8 @@ def message(
 
     An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
     is the unique key that the producer gave the message. The command then needs the index. It shows up to 32 messages
-    with that key, and --cursor shows the next ones. To show a message of --store by its queue offset, pass --topic,
-    --queue-id and --offset in place of ID.
+    with that key, and --cursor shows the next ones. To show a message by its queue offset, pass --topic, --queue-id and
+    --offset in place of ID. The offset is looked up in --store, and in segments archived with --archive-queues.
 
     kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
     reads it from the broker, else from the archive.
@@ -201,16 +201,19 @@ def message(
       tiered-index message kafka:orders/3/1234 --storage s3://bucket/index --kafka bootstrap.servers=broker:9092
     """
     from tiered_index.rocketmq.archive.messages import messages_by_id
+    from tiered_index.rocketmq.remoting.queue_sources import message_at
 
     budget = CommandBudget(limits.of_lookups)
     config = session.config()
     client = asked_service(session, service, store=store, offset=queue_offset, **dataclasses.asdict(kafka))
     has_index = client is None and (config.root is not None or config.storage is not None)
     if queue_offset is not None:
-        if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:
-            raise InvalidArgument("--offset needs --topic, --queue-id and --store, and neither ID nor --cursor")
+        if msg_id is not None or topic is None or queue_id is None or cursor is not None:
+            raise InvalidArgument("--offset needs --topic and --queue-id, and neither ID nor --cursor")
+        if store is None and not has_index:
+            raise ConfigError("give --store, --storage or --root")
     elif msg_id is None or queue_id is not None:
-        raise InvalidArgument("give an ID, or --offset with --topic, --queue-id and --store")
+        raise InvalidArgument("give an ID, or --offset with --topic and --queue-id")
     elif (
         client is None
         and not has_index
@@ -238,7 +241,7 @@ def message(
                 source = messages_source(store, reader, config)
                 if topic is None or queue_id is None or queue_offset is None:
                     return lambda cursor, **limits: messages_by_id(reader, source, str(msg_id), topic, cursor, **limits)
-                read = partial(source.by_queue_offset, topic, queue_id, queue_offset)
+                read = partial(message_at, source, topic, queue_id, queue_offset)
 
             def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
                 # the limits also apply to a message that needs no lookup

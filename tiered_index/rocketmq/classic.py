@@ -36,7 +36,7 @@ import pyarrow as pa
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.rocketmq.follow.dispatcher import check_one_store
-from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
+from tiered_index.rocketmq.log.columns import IndexBatch, Selection, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -207,7 +207,8 @@ class ClassicImport:
             raise InvalidArgument(f"{self.folder} holds no classic index file (named by 17 digits)")
         check_one_store(self.index, self.store.source, restart=self.restart)
         self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
-        self._reader = CommitLogReader(self.store.commitlog)
+        # brokers since 5.4 also index tags
+        self._reader = CommitLogReader(self.store.commitlog, selection=Selection(tags=True))
         # The last message that was counted as missing or hidden: the next file may also have keys of it
         self._judged = -1
         self._last = -1

@@ -25,9 +25,9 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexErro
 from tiered_index.kafka.messages import parse_place
 from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.archive.messages import Containing, RocketmqMessages, messages_by_id
-from tiered_index.rocketmq.remoting.archived_queues import Directories, queues_at_hand
 from tiered_index.rocketmq.remoting.browsing import Browsed, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
+from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, queues_at_hand
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
@@ -53,7 +53,6 @@ from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import once
-from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
 from tiered_index.service.lookup.messages import MessageSource, MessagesResult, pause_s
 from tiered_index.service.reader import IndexReader
@@ -61,8 +60,6 @@ from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, IndexItem, QueryResult, TopicsResult
 
 _NO_EXPLAIN = Explain()
-# Size of the cache of queue offset directories
-_DIRECTORIES_BYTES = 64 << 20
 _NO_QUEUES = "browsing needs queue offsets: serve with --store, or archive segments with --archive-queues"
 _UNREADABLE = "this message can't be read"
 # Most entries of an answer that is made on the event loop
@@ -81,7 +78,7 @@ class LookupHandlers(Handlers):
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
-        self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
+        self._queue_caches = QueueCaches()
 
     def typed(
         self, handle: Callable[[Request, Any], Awaitable[Response]]
@@ -433,7 +430,7 @@ class LookupHandlers(Handlers):
                 expired = archives[0].state().expired if len(archives) == 1 else NOTHING
                 try:
                     queues = queues_at_hand(
-                        messages.store, messages.root, archives, self._directories, reservation.grow
+                        asked.topic, messages.store, messages.root, archives, self._queue_caches, reservation.grow
                     )
                     if queues is None:
                         raise Refused(404, _NO_QUEUES)

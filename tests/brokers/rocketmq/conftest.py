@@ -1,6 +1,4 @@
-"""Fixtures of the tests on RocketMQ: one name server, broker and JVM of clients a session, and a server that follows the
-broker's store.
-"""
+"""Fixtures of the tests on RocketMQ: a name server and a JVM of clients for each version, and brokers."""
 
 from __future__ import annotations
 

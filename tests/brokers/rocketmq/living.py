@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def _java(class_path: str, folder: Path, program: str, *arguments: str, heap_mb:
 
 
 def _started(command: list[str], folder: Path) -> JavaProcess:
-    process = JavaProcess(command, folder / "printed.txt", without_settings())
+    process = JavaProcess(command, folder / "printed.txt")
     try:
         process.wait_for("boot success", _START_S)
     except BaseException:
@@ -288,4 +288,5 @@ def let_delete(client: JavaClient, broker: Broker, count: int) -> None:
     for path in oldest:
         os.utime(path, (0, 0))
     client.mqadmin(broker.namesrv, "deleteExpiredCommitLog", "-b", broker.address)
-    until(lambda: not any(path.exists() for path in oldest))
+    # brokers begin to delete a minute after their start
+    until(lambda: not any(path.exists() for path in oldest), 90.0)

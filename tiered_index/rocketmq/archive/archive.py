@@ -26,11 +26,13 @@ from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.message import HEAD_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
+from tiered_index.storage.context import check_deadline
 
 Stamp = tuple[int, ...]
 # The place of the queue offset in a message.
@@ -210,6 +212,62 @@ def _stamp(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
+class QueueScan:
+    """The queue offsets of the visible messages of one segment, read from the messages themselves.
+
+    `begin` is the segment's offset; `end` is the offset behind the last message. One thread.
+    """
+
+    def __init__(self, begin: int) -> None:
+        self.begin = self.end = begin
+        self._names: dict[str, int] = {}
+        # for each batch: indices of topics, queue ids, queue offsets, entries
+        self._parts = [tuple(np.zeros(0, kind) for kind in (np.int32, np.int32, np.int64, ENTRY))]
+
+    def read_on(self, segment: Segment) -> None:
+        """Read the messages from `end` on. Raises `CorruptFile` for damage, and the errors of reading."""
+        log = CommitLogReader(segment.path.parent, selection=_NO_KEYS, fixed=(segment,))
+        for batch in log.batches(self.end):
+            check_deadline(f"reading the queue offsets of {segment.path.name}")
+            columns = batch.message_columns()
+            topics, index = columns.topics()
+            if columns.count < len(batch.positions):
+                raise CorruptFile(str(segment.path), "a message is damaged", offset=self.end - self.begin)
+            transaction = columns.head["sys_flag"] & TRANSACTION_MASK
+            # the broker's queues have no other messages
+            shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
+            head, places = columns.head[shown], columns.positions[shown]
+            numbers = np.array([self._names.setdefault(name, len(self._names)) for name in topics], np.int32)
+            queue_offset = columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
+            entries = np.empty(len(places), ENTRY)
+            entries["position"] = head["physical_offset"] - self.begin
+            entries["size"], entries["store_ms"] = head["size"], head["store_ms"]
+            self._parts.append((numbers[index[shown]], head["queue_id"], queue_offset, entries))
+            self.end = batch.end
+
+    def is_of(self, segment: Segment) -> bool:
+        """Return whether the last message that was read is still there, and forget it: it may have been half written.
+
+        A broker that cut its log writes others from there on.
+        """
+        self._parts = [tuple(map(np.concatenate, zip(*self._parts, strict=True)))]
+        topic, queue_id, queue_offset, entries = self._parts[0]
+        if not len(entries):
+            return self.end == self.begin
+        last = entries[-1]
+        at = int(last["position"])
+        head = segment.read(HEAD_BYTES, at)
+        self.end = self.begin + at
+        self._parts = [(topic[:-1], queue_id[:-1], queue_offset[:-1], entries[:-1])]
+        wanted = (int(last["size"]), int(queue_offset[-1]))
+        return (int.from_bytes(head[:4], "big"), int.from_bytes(head[20:28], "big")) == wanted
+
+    def encoded(self) -> bytes:
+        """Return the queue offsets, as in an archived segment."""
+        self._parts = [tuple(map(np.concatenate, zip(*self._parts, strict=True)))]
+        return encode_queues(self.begin, list(self._names), *self._parts[0])
+
+
 def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
     """Return the encoded queue offsets of a segment that begins at `start`; empty if it is damaged.
 
@@ -217,32 +275,14 @@ def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]
     """
     name = Path(segment_name(start))
     segment = Segment(name, start, size_bytes, start + size_bytes, lambda length, position: read(position, length))
-    log = CommitLogReader(name.parent, selection=_NO_KEYS, fixed=(segment,))
-    names: dict[str, int] = {}
-    # for each batch: indices of topics, queue ids, queue offsets, entries
-    parts = [tuple(np.zeros(0, kind) for kind in (np.int32, np.int32, np.int64, ENTRY))]
-    end = start
+    scan = QueueScan(start)
     try:
-        for batch in log.batches(start):
-            end, columns = batch.end, batch.message_columns()
-            topics, index = columns.topics()
-            if columns.count < len(batch.positions):
-                return b""
-            transaction = columns.head["sys_flag"] & TRANSACTION_MASK
-            # the broker's queues have no other messages
-            shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
-            head, places = columns.head[shown], columns.positions[shown]
-            topic = np.array([names.setdefault(name, len(names)) for name in topics], np.int32)[index[shown]]
-            queue_offset = columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
-            entries = np.empty(len(places), ENTRY)
-            entries["position"] = head["physical_offset"] - start
-            entries["size"], entries["store_ms"] = head["size"], head["store_ms"]
-            parts.append((topic, head["queue_id"], queue_offset, entries))
+        scan.read_on(segment)
     except CorruptFile:
         return b""
-    if end < segment.end or size_bytes > 0xFFFFFFFF:
+    if scan.end < segment.end or size_bytes > 0xFFFFFFFF:
         return b""
-    return encode_queues(start, list(names), *map(np.concatenate, zip(*parts, strict=True)))
+    return scan.encoded()
 
 
 class ArchivedLog(CommitLogReader):

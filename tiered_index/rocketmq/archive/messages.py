@@ -32,7 +32,7 @@ from tiered_index.rocketmq.log.message import (
     decode_message,
     peek_topic,
 )
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory, queues_of
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment, SourceRange
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
@@ -161,34 +161,6 @@ class RocketmqMessages:
         """Return the message with an offset message id. Raises as `at`, and `InvalidArgument` for another text."""
         host, offset = decode_offset_msg_id(msg_id)
         return self.at(offset, store_host=host)
-
-    def by_queue_offset(self, topic: str, queue_id: int, queue_offset: int) -> Fetched:
-        """Return the message at an offset of a queue, by the store's consume queue (RocketMQ's `queryMsgByOffset`).
-
-        Raises as `at`, `CorruptFile` for a damaged queue, and `InvalidArgument` without a store.
-        """
-        if self.store is None:
-            raise InvalidArgument("reading by queue offset needs the store's consume queues: give the store")
-        name = f"queue {queue_id} of {topic}"
-        queues = queues_of(self.store / "consumequeue", topic)
-        queue = next((one for one in queues if one.queue_id == queue_id), None)
-        if queue is None:
-            return Fetched(item=None, state="missing", problem=f"{self.store} has no {name}")
-        begin, entries = queue.read(queue_offset, 1)
-        if begin != queue_offset:
-            return Fetched(
-                item=None, state="expired", problem=f"{name} begins at offset {begin}: the broker deleted it"
-            )
-        if not len(entries):
-            return Fetched(item=None, state="missing", problem=f"{name} ends before offset {queue.seek(2**63 - 1)}")
-        (entry,) = entries
-        fetched = self.at(int(entry["offset"]), int(entry["size"]))
-        message = fetched.message
-        asked = topic, queue_id, queue_offset
-        if isinstance(message, Message) and (message.topic, message.queue_id, message.queue_offset) != asked:
-            problem = f"commit log offset {message.physical_offset} has another message than {name} says"
-            return replace(fetched, state="missing", message=None, problem=problem)
-        return fetched
 
     def _settle(self, searches: list[MessageSearch]) -> list[Fetched]:
         if self._folder is not None:

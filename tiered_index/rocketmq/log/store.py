@@ -4,10 +4,17 @@ A consume queue has the places of a queue's messages in the commit log. Stateles
 any thread may call. An entry of a consume queue has 20 bytes, big-endian: i64 commit log offset, i32 size of the
 message, i64 tags code. Files have 300,000 entries by default. Their name is the offset of their first byte within the
 queue. Zeros follow the last written entry (`ConsumeQueue`).
+
+The queues of a topic with the attribute ``queue.type=BatchCQ`` are in ``batchconsumequeue/``. An entry has 46 bytes
+(`BatchConsumeQueue`): those 20, then i64 store timestamp, i64 queue offset of the batch's first message, i16 number of
+its messages, and 8 bytes that are not read. A batch is one message of the commit log, at its first queue offset.
+
+With ``storeType=defaultRocksDB`` the folder ``consumequeue/`` is a database of RocksDB, which is not read.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_right
 from contextlib import suppress
@@ -32,6 +39,8 @@ from tiered_index.storage.disk import absolute_path
 # One entry; packed, big-endian.
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
+# One entry of a queue of batches: `first` is the queue offset of the batch's first message, of `count`
+BATCH_ENTRY = np.dtype([*ENTRY.descr, ("store_ms", ">i8"), ("first", ">i8"), ("count", ">i2"), ("unread", "V8")])
 _READ_ENTRIES = 1 << 18
 # Longest name of a folder
 _NAME_BYTES = 255
@@ -40,9 +49,9 @@ _ZEROS = bytes(1 << 18)
 Entries = npt.NDArray[np.void]
 
 
-def decode_entries(data: bytes) -> Entries:
-    """Return the entries (n, dtype `ENTRY`) before the first unwritten one; half an entry is left out."""
-    entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
+def decode_entries(data: bytes, entry: np.dtype[np.void] = ENTRY) -> Entries:
+    """Return the entries (n, dtype `entry`) before the first unwritten one; half an entry is left out."""
+    entries = np.frombuffer(data, entry, len(data) // entry.itemsize)
     written = entries["size"] > 0
     return entries if written.all() else entries[: int(written.argmin())]
 
@@ -71,11 +80,23 @@ def check_apart(config: IndexConfig, *folders: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeQueue:
-    """The queue whose files are in `folder`, `consumequeue/TOPIC/QUEUE_ID/`."""
+    """The queue whose files are in `folder`, `consumequeue/TOPIC/QUEUE_ID/`. It has an entry at each queue offset."""
 
     topic: str
     queue_id: int
     folder: Path
+
+    @property
+    def entry(self) -> np.dtype[np.void]:
+        """The layout of an entry."""
+        return ENTRY
+
+    def offsets(self, first: int, entries: Entries) -> npt.NDArray[np.int64]:
+        """Return the queue offset (i64, n + 1) at which each of `entries` begins, and that behind the last one.
+
+        `first` is that of the first one.
+        """
+        return np.arange(first, first + len(entries) + 1)
 
     def read(self, begin: int | None = None, max_entries: int = _READ_ENTRIES) -> tuple[int, Entries]:
         """Return up to `max_entries` entries from queue offset `begin` (None: the oldest), and the first one's offset.
@@ -85,27 +106,31 @@ class ConsumeQueue:
         """
         if (begin is not None and begin < 0) or max_entries < 1:
             raise InvalidArgument(f"begin must be 0 or more and max_entries at least 1, not {begin} and {max_entries}")
-        files = list_segments(self.folder)
+        return self._numbered(begin, max_entries)
+
+    def _numbered(self, begin: int | None, max_entries: int) -> tuple[int, Entries]:
+        """Return entries from the one with a number on, and the first one's number."""
+        files, entry_bytes = list_segments(self.folder), self.entry.itemsize
         if not files:
-            return begin or 0, np.zeros(0, ENTRY)
-        first = -(-files[0].start // ENTRY_BYTES)
+            return begin or 0, np.zeros(0, self.entry)
+        first = -(-files[0].start // entry_bytes)
         start = wanted = first if begin is None else max(begin, first)
         parts: list[Entries] = []
-        while (left := start + max_entries - wanted) and (file := segment_at(files, wanted * ENTRY_BYTES)):
-            low = wanted * ENTRY_BYTES - file.start
+        while (left := start + max_entries - wanted) and (file := segment_at(files, wanted * entry_bytes)):
+            low = wanted * entry_bytes - file.start
             try:
-                data = file.read(left * ENTRY_BYTES, low)
+                data = file.read(left * entry_bytes, low)
             except FileNotFoundError:
                 break  # deleted meanwhile: the next call begins with the oldest entry left
-            entries = decode_entries(data)
+            entries = decode_entries(data, self.entry)
             if (bad := entries["offset"] < 0).any():
-                at = low + int(bad.argmax()) * ENTRY_BYTES
+                at = low + int(bad.argmax()) * entry_bytes
                 raise CorruptFile(str(file.path), "a consume queue entry with a negative offset", offset=at)
             parts.append(entries)
             wanted += len(entries)
-            if not len(entries) or wanted * ENTRY_BYTES < file.start + file.file_size:
+            if not len(entries) or wanted * entry_bytes < file.start + file.file_size:
                 break
-        return start, np.concatenate(parts) if parts else np.zeros(0, ENTRY)
+        return start, np.concatenate(parts) if parts else np.zeros(0, self.entry)
 
     def seek(self, offset: int) -> int:
         """Return the queue offset of the first entry with a commit log offset >= `offset`.
@@ -113,20 +138,24 @@ class ConsumeQueue:
         If there is none, return the offset of the next entry to be written. It takes about 30 small reads, a binary
         search. Raises as `read`.
         """
-        files = list_segments(self.folder)
+        return self._seek("offset", offset)
+
+    def _seek(self, field: str, least: int) -> int:
+        """Return the number of the first entry whose `field` is at least `least`, or of the next one to be written."""
+        files, entry_bytes = list_segments(self.folder), self.entry.itemsize
         if not files:
             return 0
-        low, high = -(-files[0].start // ENTRY_BYTES), (files[-1].start + files[-1].file_size) // ENTRY_BYTES
+        low, high = -(-files[0].start // entry_bytes), (files[-1].start + files[-1].file_size) // entry_bytes
         starts = [file.start for file in files]
         while low < high:
             middle = (low + high) // 2
-            file = files[bisect_right(starts, middle * ENTRY_BYTES) - 1]
+            file = files[bisect_right(starts, middle * entry_bytes) - 1]
             try:
-                entries = decode_entries(pread(file.path, ENTRY_BYTES, middle * ENTRY_BYTES - file.start))
+                entries = decode_entries(pread(file.path, entry_bytes, middle * entry_bytes - file.start), self.entry)
             except FileNotFoundError:  # deleted meanwhile, so older than all that is left
                 low = middle + 1
                 continue
-            if len(entries) and int(entries["offset"][0]) < offset:
+            if len(entries) and int(entries[field][0]) < least:
                 low = middle + 1
             else:
                 high = middle
@@ -137,9 +166,13 @@ class ConsumeQueue:
 
         Raises as `read`, and `CorruptFile` if a file is missing between others or entries follow that offset.
         """
+        return self._end()
+
+    def _end(self) -> int:
+        """Return the number of the next entry to be written. Raises as `end`."""
         # check twice: a broker may write and delete meanwhile
         for is_last_look in (False, True):
-            files, end = list_segments(self.folder), self.seek(2**63 - 1)
+            files, end = list_segments(self.folder), self._seek("offset", 2**63 - 1)
             if any(file.start + file.file_size != following.start for file, following in pairwise(files)):
                 problem = "a file of the queue between others is missing"
             elif self._has_hole(files, end):
@@ -151,19 +184,101 @@ class ConsumeQueue:
         return end
 
     def _has_hole(self, files: tuple[Segment, ...], end: int) -> bool:
-        """Return whether entries follow an offset without entry."""
-        behind = [file for file in files if end * ENTRY_BYTES < file.start + file.file_size]
+        """Return whether entries follow a number without entry."""
+        entry_bytes = self.entry.itemsize
+        behind = [file for file in files if end * entry_bytes < file.start + file.file_size]
         with suppress(FileNotFoundError):  # deleted since, so older than the end
             for file in behind[:1]:
-                begin = max(end * ENTRY_BYTES - file.start, 0)
-                if len(decode_entries(pread(file.path, ENTRY_BYTES, begin))):
+                begin = max(end * entry_bytes - file.start, 0)
+                if len(decode_entries(pread(file.path, entry_bytes, begin), self.entry)):
                     return False  # written since
                 for low in range(begin, file.file_size, len(_ZEROS)):
                     data = pread(file.path, len(_ZEROS), low)
                     if data != _ZEROS[: len(data)]:
                         return True
-            return any(len(decode_entries(pread(file.path, ENTRY_BYTES, 0))) for file in behind[1:])
+            return any(len(decode_entries(pread(file.path, entry_bytes, 0), self.entry)) for file in behind[1:])
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConsumeQueue(ConsumeQueue):
+    """A queue with one entry for each batch (`batchconsumequeue/TOPIC/QUEUE_ID/`).
+
+    Each message of a batch has its own queue offset. The place of all of them is the batch.
+    """
+
+    @property
+    def entry(self) -> np.dtype[np.void]:
+        """The layout of an entry."""
+        return BATCH_ENTRY
+
+    def offsets(self, first: int, entries: Entries) -> npt.NDArray[np.int64]:
+        """Return the queue offset (i64, n + 1) at which each batch begins, and that behind the last one."""
+        behind = entries["first"][-1:].astype(np.int64) + entries["count"][-1:]
+        return np.append(entries["first"].astype(np.int64), behind if len(entries) else [first])
+
+    def read(self, begin: int | None = None, max_entries: int = _READ_ENTRIES) -> tuple[int, Entries]:
+        """Return entries as `ConsumeQueue.read`; the first one is of the batch that has `begin`."""
+        number = None
+        if begin is not None:
+            # the first batch that begins behind `begin`: the one before it has `begin`, unless its end is before
+            number = self._seek("first", begin + 1)
+            start, before = self._numbered(max(number - 1, 0), 1)
+            if start == number - 1 and len(before) and int(self.offsets(0, before)[-1]) > begin:
+                number = start
+        _, entries = ConsumeQueue._numbered(self, number, max_entries)
+        return (int(entries["first"][0]) if len(entries) else begin or 0), entries
+
+    def seek(self, offset: int) -> int:
+        """Return the first queue offset of the first batch with a commit log offset >= `offset`, or the end."""
+        number = self._seek("offset", offset)
+        _, entries = self._numbered(number, 1)
+        return int(entries["first"][0]) if len(entries) else self._behind(number)
+
+    def end(self) -> int:
+        """Return the offset behind the last batch. Raises as `ConsumeQueue.end`."""
+        return self._behind(self._end())
+
+    def _behind(self, number: int) -> int:
+        """Return the queue offset behind the last batch before the entry with a number."""
+        start, last = self._numbered(max(number - 1, 0), 1)
+        return int(self.offsets(0, last)[-1]) if start == number - 1 and len(last) else 0
+
+
+CONSUME_QUEUES, BATCH_QUEUES = "consumequeue", "batchconsumequeue"
+
+
+def queues_in(store: Path, topic: str) -> list[ConsumeQueue]:
+    """Return the queues of a topic that have a folder in a store, by queue id."""
+    queues = {one.queue_id: one for one in queues_of(store / CONSUME_QUEUES, topic)}
+    for one in queues_of(store / BATCH_QUEUES, topic):
+        queues[one.queue_id] = BatchConsumeQueue(one.topic, one.queue_id, one.folder)
+    return [queues[queue_id] for queue_id in sorted(queues)]
+
+
+def unreadable_queues(store: Path) -> str | None:
+    """Return why the consume queues of a store can't be read; None: its files have all queues."""
+    with local_errors(store):
+        if (store / CONSUME_QUEUES / "CURRENT").exists():
+            return "its consume queues are in RocksDB"
+        if not any((store / part).exists() for part in (CONSUME_QUEUES, BATCH_QUEUES)):
+            return "it has no consumequeue/"
+    return None
+
+
+def counted_queues(store: Path) -> dict[str, int]:
+    """Return the number of queues of each topic, by the broker's configuration and by the queues that have a folder.
+
+    The broker's file may lag behind or be unreadable, so numbers may be too small.
+    """
+    counts: dict[str, int] = {}
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        table = json.loads((store / "config" / "topics.json").read_bytes())["topicConfigTable"]
+        counts = {str(topic): int(of_topic["readQueueNums"]) for topic, of_topic in table.items()}
+    for part in (CONSUME_QUEUES, BATCH_QUEUES):
+        for queue in list_queues(store / part):
+            counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+    return counts
 
 
 def list_queues(folder: Path) -> list[ConsumeQueue]:

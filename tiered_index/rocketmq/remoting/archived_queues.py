@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,11 +44,80 @@ _THREADS = 8
 _BATCH, _BATCH_BYTES = 32, 256 << 10
 
 
+class SegmentOfQueues(Protocol):
+    """A segment of a log whose queue offsets can be read: an archived one, or one of the store."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def place(self) -> tuple[str, str]:
+        """The segment's name among all segments of this process."""
+
+    @property
+    def queues_bytes(self) -> int:
+        """The bytes of its queue offsets; 0: they are not known."""
+
+    def directory(self) -> QueueDirectory:
+        """Return its directory of queue offsets. Raises as `SegmentArchive.read`."""
+
+    def queue_offsets(self, begin: int, length: int) -> bytes:
+        """Return `length` bytes of its queue offsets."""
+
+
+@dataclass(frozen=True)
+class _Archived:
+    """An archived segment."""
+
+    archive: SegmentArchive
+    segment: ArchivedSegment
+
+    @property
+    def start(self) -> int:
+        return self.segment.start
+
+    @property
+    def end(self) -> int:
+        return self.segment.end
+
+    @property
+    def name(self) -> str:
+        return self.segment.name
+
+    @property
+    def size_bytes(self) -> int:
+        return self.segment.size_bytes
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.archive.storage.uri, self.segment.name
+
+    @property
+    def queues_bytes(self) -> int:
+        return self.segment.queues_bytes
+
+    def directory(self) -> QueueDirectory:
+        return self.archive.queue_directory(self.segment)
+
+    def queue_offsets(self, begin: int, length: int) -> bytes:
+        return self.archive.queue_offsets(self.segment, begin, length)
+
+
+def archived_segments(archive: SegmentArchive, store: str) -> list[SegmentOfQueues]:
+    """Return the archived segments of a store, by offset."""
+    return [_Archived(archive, one) for one in sorted(archive.state().segments_of(store), key=lambda one: one.start)]
+
+
 @dataclass(frozen=True)
 class ArchivedRun:
     """A run of a queue; `after_unknown`: unknown messages of the queue may be between it and the previous run."""
 
-    segment: ArchivedSegment
+    segment: SegmentOfQueues
     run: QueueRun
     after_unknown: bool
 
@@ -68,23 +137,42 @@ class ArchivedQueue:
 
 
 class ArchivedQueues(Queues[ArchivedQueue]):
-    """Reads the queues of the store called `store` from the archive of an index, as of the present log state.
+    """Reads the queues of one log from `segments`, in the order of the log, by their queue offsets.
 
-    `claim` is called with the bytes of queue offsets before they are read, and of directories that were not cached.
+    `messages` reads their messages, `holds(offset)` returns whether a segment still has an offset. `expired` is what
+    has expired and was erased. `claim` is called with the bytes of queue offsets before they are read, and of
+    directories that were not cached.
     """
 
     def __init__(
-        self, archive: SegmentArchive, store: str, directories: Directories, claim: Callable[[int], None]
+        self,
+        segments: Sequence[SegmentOfQueues],
+        messages: RocketmqMessages,
+        expired: Expired,
+        holds: Callable[[int], bool],
+        directories: Directories,
+        claim: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._archive, self._store, self._cache, self._claim = archive, store, directories, claim
-        state = archive.state()
-        self._expired = state.expired
-        self._segments = sorted(state.segments_of(store), key=lambda segment: segment.start)
-        self._messages = RocketmqMessages(None, archive, store_name=store)
+        self._segments, self._messages, self._expired, self._holds = segments, messages, expired, holds
+        self._cache, self._claim = directories, claim
         self._read: list[QueueDirectory | None] | None = None
         # Caches for the request that this object serves
         self._topics: dict[str, dict[int, ArchivedQueue]] = {}
         self._decoded: dict[tuple[str, int], npt.NDArray[np.void]] = {}
+
+    @classmethod
+    def of_archive(
+        cls, archive: SegmentArchive, store: str, directories: Directories, claim: Callable[[int], None]
+    ) -> ArchivedQueues:
+        """Return the queues of the store called `store` in the archive of an index, as of the present log state."""
+        return cls(
+            archived_segments(archive, store),
+            RocketmqMessages(None, archive, store_name=store),
+            archive.state().expired,
+            lambda offset: bool(archive.holding(offset, store)),
+            directories,
+            claim,
+        )
 
     def counts(self) -> dict[str, int]:
         """Return the least number of queues of each topic."""
@@ -166,7 +254,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return first, np.concatenate(parts)
 
     def _reader(
-        self, queue: ArchivedQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+        self, queue: ArchivedQueue, offsets: npt.NDArray[np.int64], entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
         fetched: dict[int, Message | Exception | None] = {}
         waiting = list(reversed(rows))
@@ -178,7 +266,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 while waiting and len(batch) < _BATCH and size < _BATCH_BYTES:
                     batch.append(waiting.pop())
                     size += int(entries["size"][batch[-1]])
-                fetched.update(self._fetch(queue, offset, entries, batch))
+                fetched.update(self._fetch(queue, offsets, entries, batch))
             found = fetched[row]
             if isinstance(found, Exception):
                 raise found
@@ -187,7 +275,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return read
 
     def _fetch(
-        self, queue: ArchivedQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+        self, queue: ArchivedQueue, offsets: npt.NDArray[np.int64], entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Iterator[tuple[int, Message | Exception | None]]:
         """Yield the message of each of `rows`, None for an expired or erased one, or its error."""
         places = [(int(entries["offset"][row]), int(entries["size"][row])) for row in rows]
@@ -197,16 +285,16 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 yield row, one.error
             elif isinstance(message, Message):
                 try:
-                    checked_message(message, queue, offset + row, one.read_from or self._store)
+                    checked_message(message, queue, int(offsets[row]), one.read_from or queue.topic)
                 except CorruptFile as error:
                     yield row, error
                 else:
                     yield row, None if is_gone(self._expired, message) else message
-            elif one.state == "erased" or not self._archive.holding(place, self._store):
+            elif one.state == "erased" or not self._holds(place):
                 yield row, None
             else:
                 problem = one.problem or "its message can't be read"
-                yield row, CorruptFile(f"queue {queue.queue_id} of {queue.topic}", f"offset {offset + row}: {problem}")
+                yield row, CorruptFile(f"queue {queue.queue_id} of {queue.topic}", f"offset {offsets[row]}: {problem}")
 
     # of the archive
 
@@ -214,7 +302,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         """Return the directory of each segment, None for one without queue offsets. Raises as `SegmentArchive.read`."""
         if self._read is None:
             wanted = [one for one in self._segments if one.queues_bytes]
-            known = {one.name: self._cache.get(self._name(one)) for one in wanted}
+            known = {one.name: self._cache.get(one.place) for one in wanted}
             if missing := [one for one in wanted if known[one.name] is None]:
                 with contextlib.closing(DaemonPool(min(_THREADS, len(missing)), "tiered-index-queues")) as pool:
                     # each is cached when it arrives, also for the next request if this one ends early
@@ -224,13 +312,10 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             self._read = [known.get(one.name) for one in self._segments]
         return self._read
 
-    def _fetched(self, segment: ArchivedSegment) -> QueueDirectory:
-        directory = self._archive.queue_directory(segment)
-        self._cache.put(self._name(segment), directory, segment.queues_bytes - directory.entries_bytes)
+    def _fetched(self, segment: SegmentOfQueues) -> QueueDirectory:
+        directory = segment.directory()
+        self._cache.put(segment.place, directory, segment.queues_bytes - directory.entries_bytes)
         return directory
-
-    def _name(self, segment: ArchivedSegment) -> tuple[str, str]:
-        return self._archive.storage.uri, segment.name
 
     def _known(self, topic: str) -> dict[int, ArchivedQueue]:
         """Return the queues of a topic with a message in the archive, by number."""
@@ -258,7 +343,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     def _lacking(self) -> str:
         """Return why messages of the archive may be unknown; empty: all are known."""
         if any(one is None for one in self._directories()):
-            return "segments were archived without queue offsets"
+            return "segments were archived without queue offsets, or are damaged"
         if any(one.end != after.start for one, after in zip(self._segments, self._segments[1:], strict=False)):
             return "an archived segment was lost"
         return ""
@@ -283,7 +368,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         if (known := self._decoded.get((segment.name, run.begin))) is None:
             size = run.count * ENTRY.itemsize
             self._claim(_CHECKED_FACTOR * size)
-            data = self._archive.queue_offsets(segment, run.begin, size)
+            data = segment.queue_offsets(run.begin, size)
             known = self._decoded[segment.name, run.begin] = decode_entries(data, run, segment.size_bytes, segment.name)
         return known
 
@@ -350,11 +435,17 @@ class StoreAndArchive(StoreQueues):
         return super()._entries(queue, offset, most) if older is None else self._older._entries(older, offset, most)
 
     def _reader(
-        self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+        self, queue: ConsumeQueue, offsets: npt.NDArray[np.int64], entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
-        if (older := self._before(queue, offset)) is not None:
-            return self._older._reader(older, offset, entries, rows)
-        return super()._reader(queue, offset, entries, rows)
+        if (older := self._before(queue, int(offsets[0]))) is not None:
+            return self._older._reader(older, offsets, entries, rows)
+        return super()._reader(queue, offsets, entries, rows)
+
+    def _offsets(self, queue: ConsumeQueue, first: int, entries: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+        if entries.dtype == QUEUE_ENTRY:
+            # of a plain queue, or archived
+            return np.arange(first, first + len(entries) + 1)
+        return super()._offsets(queue, first, entries)
 
     def _before(self, queue: ConsumeQueue, offset: int) -> ArchivedQueue | None:
         """Return the archived queue if an offset is before the store's begin, else None."""
@@ -374,33 +465,3 @@ class StoreAndArchive(StoreQueues):
                 if first == at and len(stored) and archived["offset"][0] == stored["offset"][0]:
                     return older
         return None
-
-
-def have_queues(archives: Iterable[SegmentArchive]) -> bool:
-    """Return whether a segment was archived with queue offsets."""
-    return any(one.queues_bytes for archive in archives for one in archive.state().archive.values())
-
-
-def queues_at_hand(
-    store: Path | None,
-    root: Path | None,
-    archives: Iterable[SegmentArchive],
-    directories: Directories,
-    claim: Callable[[int], None] = lambda _: None,
-) -> Queues[Any] | None:
-    """Return the queues of a store, of archived segments, or of both; None if neither has queue offsets.
-
-    For `claim` see `ArchivedQueues`. Raises `UnknownOffsets` without a store if several logs are archived.
-
-    """
-    archives = list(archives)
-    if not have_queues(archives):
-        return None if store is None else StoreQueues(store, root)
-    places = [(archive, name) for archive in archives for name in archive.state().byte_stores]
-    if len(places) == 1:
-        archived = ArchivedQueues(*places[0], directories, claim)
-        return archived if store is None else StoreAndArchive(store, root, archived)
-    if store is None:
-        text = f"the logs of {len(places)} brokers are archived, and each has queues of its own: serve one of them"
-        raise UnknownOffsets("the archive", text)
-    return StoreQueues(store, root)

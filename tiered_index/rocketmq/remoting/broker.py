@@ -30,10 +30,8 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
-from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
+from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.store import list_queues
-from tiered_index.rocketmq.remoting.archived_queues import ArchivedQueues, Directories, have_queues, queues_at_hand
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -48,10 +46,10 @@ from tiered_index.rocketmq.remoting.frames import (
     text_of,
     topic_of,
 )
-from tiered_index.rocketmq.remoting.pulling import Pulled, Queues, UnknownOffsets, hashes_of_tags
+from tiered_index.rocketmq.remoting.pulling import Ends, Pulled, Queues, UnknownOffsets, hashes_of_tags
+from tiered_index.rocketmq.remoting.queue_sources import QueueCaches, have_queues, numbers_of_queues, queues_at_hand
 from tiered_index.rocketmq.remoting.throttled_log import ThrottledLog
 from tiered_index.service.answers.rows import check_key
-from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits, RequestStats
@@ -68,8 +66,6 @@ _MOST_MESSAGES = 1_000
 _MOST_OF_UNIQUE_KEY = 32
 # Greatest age of the list of topics, and of one that lacks the requested topic
 _TOPICS_S, _UNKNOWN_TOPIC_S = 30.0, 1.0
-# Size of the cache of queue offset directories
-_DIRECTORIES_BYTES = 64 << 20
 _READABLE = 4
 # Counters of received and sent messages, always 0: a second, and since a day began. 4.x misspells one.
 _RATES = ("putTps", "getTotalTps", "getTransferredTps", "getTransferedTps")
@@ -102,6 +98,10 @@ _SUSPENDS, _HAS_SUBSCRIPTION = 2, 4
 _NO_QUEUES = (
     "queue offsets need the broker's store (start the server with --store or --follow), or segments that were archived "
     "with --archive-queues"
+)
+_NO_GROUPS = (
+    "this server has no consumer groups, so a push or lite-pull consumer gets nothing from it: connect the consumer to "
+    "the broker, and read history by queryMessage, viewMessage or a DefaultMQPullConsumer"
 )
 _BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 # Codes of requests that write: messages, offsets, topics, groups, configuration, users
@@ -216,7 +216,7 @@ class ReadOnlyBroker:
         self._topics_lock = threading.Lock()
         self._known_topics: tuple[float, frozenset[str]] | None = None
         self._counted_queues: tuple[float, dict[str, int]] | None = None
-        self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
+        self._queue_caches = QueueCaches()
         self.log = ThrottledLog(_log, self._clock)
         # raises if `store` is not a store
         self._messages()
@@ -323,8 +323,11 @@ class ReadOnlyBroker:
         topic = topic_of(request)
         if not self._has(topic, caller):
             text = f"No topic route info in name server for the topic: {topic}"
+            if is_system_topic(topic):
+                # such as the topic of traces, which `mqadmin queryMsgTraceById` asks for
+                text += ": ingest leaves out RocketMQ's own topics, unless --topics names them"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
-        count = self._queues().get(topic, 1)
+        count = self._queues(topic).get(topic, 1)
         queues = {
             "brokerName": self.name,
             "perm": _READABLE,
@@ -366,29 +369,29 @@ class ReadOnlyBroker:
         topic = topic_of(request)
         if not self._has(topic, caller):
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
-        body = json_text(_topic_config(topic, self._queues().get(topic, 1)))
+        body = json_text(_topic_config(topic, self._queues(topic).get(topic, 1)))
         return request.answered(ResponseCode.SUCCESS, body=body)
 
-    def _queues(self) -> dict[str, int]:
-        """Return the known number of queues of each topic in the store or the archive."""
+    def _queues(self, wanted: str | None = None) -> dict[str, int]:
+        """Return the known number of queues of each topic, at most 30 s old, or 1 s if it lacks `wanted`."""
         now_s = self._clock.monotonic_s()
-        if self._counted_queues is None or now_s - self._counted_queues[0] >= _TOPICS_S:
-            counts: dict[str, int] = {}
-            try:
-                with contextlib.suppress(StorageMisconfigured, CorruptFile):  # pulls fail, too
-                    if self._store is not None:
-                        for queue in list_queues(self._store / "consumequeue"):
-                            counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
-                    elif isinstance(archived := self._queues_at_hand(None), ArchivedQueues):
-                        counts = archived.counts()
-            except (StorageUnavailable, ObjectNotFound, BudgetExceeded):
-                # clients read as many queues as a route has: a smaller number would hide messages
-                if self._counted_queues is None:
-                    raise
-                # each try may take the whole time of a request, so the next one is later
-                counts = self._counted_queues[1]
-            self._counted_queues = now_s, counts
-        return self._counted_queues[1]
+        if self._counted_queues is not None:
+            read_s, counts = self._counted_queues
+            is_new = wanted is not None and wanted not in counts
+            if now_s - read_s < (_UNKNOWN_TOPIC_S if is_new else _TOPICS_S):
+                return counts
+        counts = {}
+        try:
+            with contextlib.suppress(StorageMisconfigured, CorruptFile):  # pulls fail, too
+                counts = numbers_of_queues(self._store, self._root, self._archives().values(), self._queue_caches)
+        except (StorageUnavailable, ObjectNotFound, BudgetExceeded):
+            # clients read as many queues as a route has: a smaller number would hide messages
+            if self._counted_queues is None:
+                raise
+            # each try may take the whole time of a request, so the next one is later
+            counts = self._counted_queues[1]
+        self._counted_queues = now_s, counts
+        return counts
 
     def _key_value(self, request: Command, local: Host) -> Command:
         asked = f"Namespace: {request.fields.get('namespace', '')} Key: {request.fields.get('key', '')}"
@@ -409,6 +412,11 @@ class ReadOnlyBroker:
         lines = [f"{name}={value.translate(_ESCAPES)}\n" for name, value in sorted(said.items())]
         fields = {"version": json_text(_VERSION).decode()}
         return request.answered(ResponseCode.SUCCESS, fields=fields, body="".join(lines).encode())
+
+    def _no_consumers(self, request: Command, local: Host) -> Command:
+        # an empty list would leave push and lite-pull consumers without messages and without an error
+        self.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, _NO_GROUPS)
+        return request.answered(ResponseCode.SYSTEM_ERROR, _NO_GROUPS)
 
     def _consumers(self, request: Command, local: Host) -> Command:
         text = f"the consumer group[{request.fields.get('consumerGroup', '')}] not online"
@@ -453,6 +461,9 @@ class ReadOnlyBroker:
         fields = self._updated(answer, caller)
         if not messages:
             return request.answered(ResponseCode.QUERY_NOT_FOUND, remark or _NO_MESSAGE, fields=fields)
+        if unique:
+            # as from a broker: clients take the first of messages that were stored in the same millisecond
+            messages.reverse()
         body = b"".join([message.encode() for message in messages])
         return request.answered(ResponseCode.SUCCESS, remark, fields=fields, body=body)
 
@@ -541,11 +552,8 @@ class ReadOnlyBroker:
         """Return the queues; None if the caller may not see the topic, or if it has no queue."""
         if not self._has(topic, caller):
             return None
-        queues = self._queues_at_hand(self._store)
+        queues = queues_at_hand(topic, self._store, self._root, self._archives().values(), self._queue_caches)
         return queues if queues is not None and queues.of_topic(topic) else None
-
-    def _queues_at_hand(self, store: Path | None) -> Queues[Any] | None:
-        return queues_at_hand(store, self._root, self._archives().values(), self._directories)
 
     def _end_of_queue(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic, queue_id = topic_of(request), number_of(request, "queueId")
@@ -568,10 +576,14 @@ class ReadOnlyBroker:
         if (queues := self._queues_of(topic, caller)) is None:
             return _no_topic(request, topic)
         rows = []
-        for queue in queues.of_topic(topic, whole=True):
-            ends = queues.ends(queue)
-            last_ms = queues.last_store_ms(queue, ends)
-            name = {"brokerName": self.name, "queueId": queue.queue_id, "topic": topic}
+        known = {queue.queue_id: queue for queue in queues.of_topic(topic, whole=True)}
+        # a queue without messages may have no folder
+        for queue_id in sorted({*known, *range(self._queues(topic).get(topic, 0))}):
+            ends, last_ms = Ends(0, 0), 0
+            if (queue := known.get(queue_id)) is not None:
+                ends = queues.ends(queue)
+                last_ms = queues.last_store_ms(queue, ends)
+            name = {"brokerName": self.name, "queueId": queue_id, "topic": topic}
             offsets = {"lastUpdateTimestamp": last_ms, "maxOffset": ends.end, "minOffset": ends.begin}
             # RocketMQ's library writes objects as the names of this table
             rows.append(json_text(name) + b":" + json_text(offsets))
@@ -593,7 +605,7 @@ class ReadOnlyBroker:
             return request.answered(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
         if (queues := self._queues_of(topic, caller)) is None:
             return _no_topic(request, topic)
-        count = queues.of_topic(topic)[-1].queue_id + 1
+        count = max(queues.of_topic(topic)[-1].queue_id + 1, self._queues(topic).get(topic, 0))
         if queue_id < 0 or (queue_id >= count and queues.find(topic, queue_id) is None):
             text = f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{count}]"
             return request.answered(ResponseCode.INVALID_PARAMETER, text)
@@ -650,11 +662,11 @@ _FIGURES = (
 _CONSTANT: Mapping[int, bytes] = {
     RequestCode.HEART_BEAT: b"",
     RequestCode.UNREGISTER_CLIENT: b"",
-    RequestCode.GET_NAMESRV_CONFIG: b"",
+    # an empty table of properties; clients take an empty body for none
+    RequestCode.GET_NAMESRV_CONFIG: b"\n",
     RequestCode.GET_BROKER_RUNTIME_INFO: json_text({"table": _FIGURES}),
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: json_text({"topicList": []}),
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: json_text({"groupList": []}),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: json_text({"consumerIdList": []}),
     RequestCode.GET_CONSUME_STATS: json_text({"consumeTps": 0.0, "offsetTable": {}}),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: json_text(
         {"dataVersion": _VERSION, "forbiddenTable": {}, "subscriptionGroupTable": {}}
@@ -698,6 +710,8 @@ _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.GET_BROKER_CLUSTER_INFO: ReadOnlyBroker._cluster_info,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: ReadOnlyBroker._system_topics,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: ReadOnlyBroker._consumers,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: ReadOnlyBroker._no_consumers,
+    RequestCode.LITE_PULL_MESSAGE: ReadOnlyBroker._no_consumers,
     RequestCode.GET_BROKER_CONFIG: ReadOnlyBroker._config,
     RequestCode.GET_KV_CONFIG: ReadOnlyBroker._key_value,
     **dict.fromkeys(_CONSTANT, ReadOnlyBroker._constant),

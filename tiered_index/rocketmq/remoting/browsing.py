@@ -160,7 +160,7 @@ class _Way:
         messages = self._browser.queues.messages(queue, begin, end, step, backwards=self._is_backwards)
         # bytes claimed for messages that were skipped
         room = 0
-        for offset, size, read in messages:
+        for offset, size, read, behind in messages:
             check_deadline(f"reading messages of {queue.topic}")
             if not self._browser.claim(max(0, size - room), is_first) and not is_first:
                 self._is_full = True
@@ -175,7 +175,7 @@ class _Way:
             room -= size
             if message is not None:
                 latest = max(latest, sign * message.store_ms)
-            following = offset if self._is_backwards else offset + 1
+            following = offset if self._is_backwards else behind
             yield _Timed(latest, sign * number, following, Placed(number, offset, message, problem))
             is_first = False
         # only skipped messages may follow the last one

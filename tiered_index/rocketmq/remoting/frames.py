@@ -82,6 +82,7 @@ class RequestCode(IntEnum):
     GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
     GET_NAMESRV_CONFIG = 319
     GET_TOPIC_CONFIG = 351
+    LITE_PULL_MESSAGE = 361
 
 
 _NAMES: dict[int, str] = {code.value: code.name for code in RequestCode}

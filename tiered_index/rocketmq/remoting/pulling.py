@@ -21,7 +21,7 @@ from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.store import ConsumeQueue, queues_of
+from tiered_index.rocketmq.log.store import ConsumeQueue, queues_in
 from tiered_index.rocketmq.remoting.frames import ResponseCode
 from tiered_index.storage.context import check_deadline
 
@@ -55,12 +55,22 @@ class Pulled:
     body: bytes = b""
 
 
+class Place(NamedTuple):
+    """The place of a message: its queue offset, that of a batch's first message, commit log offset, and size."""
+
+    queue_offset: int
+    offset: int
+    size: int
+
+
 class Unread(NamedTuple):
     """A message of a queue. `read()` returns it, or None if it was deleted, expired or erased; raises `CorruptFile`."""
 
     queue_offset: int
     size: int
     read: Callable[[], Message | None]
+    # The queue offset behind it: a batch has several
+    following: int
 
 
 def hashes_of_tags(subscription: str) -> frozenset[int] | None:
@@ -121,13 +131,17 @@ class Queues(ABC, Generic[Q]):
         They begin at a queue offset or, if it has no entry, at the next one that has.
         """
 
+    def _offsets(self, queue: Q, first: int, entries: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+        """Return the queue offset of each of `entries` (i64, n + 1), and that behind the last one."""
+        return np.arange(first, first + len(entries) + 1)
+
     @abstractmethod
     def _reader(
-        self, queue: Q, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+        self, queue: Q, offsets: npt.NDArray[np.int64], entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
         """Return a function that returns the message of a row of `entries`, as `Unread.read`.
 
-        Row 0 is at the queue offset `offset`. The function is called for `rows`, in this order.
+        `offsets` are their queue offsets. The function is called for `rows`, in this order.
         """
 
     @abstractmethod
@@ -137,6 +151,13 @@ class Queues(ABC, Generic[Q]):
     def _within(self, queue: Q, begin: int, end: int) -> tuple[int, int]:
         """Return the last part of [begin, end) without missing offsets."""
         return begin, end
+
+    def place(self, queue: Q, offset: int) -> Place | None:
+        """Return the place of the message at a queue offset before the queue's end; None: there is none."""
+        first, entries = self._entries(queue, offset, 1)
+        if first > offset or not len(entries):
+            return None
+        return Place(first, int(entries["offset"][0]), int(entries["size"][0]))
 
     def messages(self, queue: Q, begin: int, end: int, step: int, *, backwards: bool = False) -> Iterator[Unread]:
         """Yield the messages at the queue offsets [begin, end), or backwards, reading `step` entries at once.
@@ -148,16 +169,20 @@ class Queues(ABC, Generic[Q]):
                 low, end = self._within(queue, begin, end)
                 low = max(low, end - step)
                 first, entries = self._entries(queue, low, end - low)
-                end, entries = low, entries[: max(0, end - first)]
             else:
                 first, entries = self._entries(queue, begin, min(step, end - begin))
-                entries = entries[: max(0, end - first)]
-                begin = first + len(entries)
-            rows = range(len(entries))[:: -1 if backwards else 1]
-            read = self._reader(queue, first, entries, rows)
+            offsets = self._offsets(queue, first, entries)
+            count = int((offsets[:-1] < end).sum())
+            if backwards:
+                end = min(low, int(offsets[0])) if count else low
+            elif count:
+                begin = int(offsets[count])
+            rows = range(count)[:: -1 if backwards else 1]
+            read = self._reader(queue, offsets, entries[:count], rows)
             for row in rows:
-                yield Unread(first + row, int(entries["size"][row]), partial(read, row))
-            if not (len(entries) or backwards):
+                size, behind = int(entries["size"][row]), int(offsets[row + 1])
+                yield Unread(int(offsets[row]), size, partial(read, row), behind)
+            if not (count or backwards):
                 return
 
     def pull(
@@ -189,21 +214,22 @@ class Queues(ABC, Generic[Q]):
         most = max(1, min(most, _MOST_MESSAGES))
         most_bytes = max(_LEAST_BYTES, min(most_bytes, _MOST_BYTES))
         found: list[bytes] = []
-        found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", offset + len(entries)
+        offsets = self._offsets(queue, first, entries)
+        found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", int(offsets[-1])
         codes = entries["tags_code"]
         rows = _matching(codes, tags).tolist()
-        read = self._reader(queue, offset, entries, rows)
+        read = self._reader(queue, offsets, entries, rows)
         for row in rows:
             check_deadline(f"reading messages of {topic}")
             if found and (len(found) == most or found_bytes + int(entries["size"][row]) > most_bytes):
-                following = offset + row
+                following = int(offsets[row])
                 break
             try:
                 message = read(row)
             except CorruptFile:
                 if not found:
                     raise
-                following = offset + row
+                following = int(offsets[row])
                 break
             if message is None:
                 status = "MESSAGE_WAS_REMOVING"
@@ -231,13 +257,13 @@ class StoreQueues(Queues[ConsumeQueue]):
     """Reads the queues of the store in `folder`. `root` is the root of an index that follows the store, or None."""
 
     def __init__(self, folder: Path, root: Path | None) -> None:
-        self._folder = folder / "consumequeue"
+        self._store = folder
         self._log = CommitLogReader(folder / "commitlog")
         self._truncated = TruncatedTail(self._log.folder, root)
 
     def of_topic(self, topic: str, *, whole: bool = False) -> list[ConsumeQueue]:
         """Return the queues of a topic that have a folder."""
-        return queues_of(self._folder, topic)
+        return queues_in(self._store, topic)
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return a queue, or None if it has no folder."""
@@ -262,7 +288,7 @@ class StoreQueues(Queues[ConsumeQueue]):
         """Return the store timestamp of a queue's last message; 0 if it has none."""
         if ends.begin == ends.end:
             return 0
-        return self._message(queue, ends.end - 1, queue.read(ends.end - 1, 1)[1]).store_ms
+        return self._message(queue, *queue.read(ends.end - 1, 1)).store_ms
 
     def seek_ms(self, queue: ConsumeQueue, ends: Ends, at_ms: int) -> int:
         """Return the offset of the first message stored at a time or later. Takes some 20 reads of the log."""
@@ -283,7 +309,7 @@ class StoreQueues(Queues[ConsumeQueue]):
     def _store_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
         """Return the store timestamp of a message; -1: deleted, None: damaged."""
         try:
-            return self._message(queue, offset, queue.read(offset, 1)[1]).store_ms
+            return self._message(queue, *queue.read(offset, 1)).store_ms
         except CorruptFile as error:
             # a deleted message is older than all others
             return -1 if self._is_deleted(error) else None
@@ -291,12 +317,15 @@ class StoreQueues(Queues[ConsumeQueue]):
     def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
         return queue.read(offset, most)
 
+    def _offsets(self, queue: ConsumeQueue, first: int, entries: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+        return queue.offsets(first, entries)
+
     def _reader(
-        self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+        self, queue: ConsumeQueue, offsets: npt.NDArray[np.int64], entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
         def read(row: int) -> Message | None:
             try:
-                return self._message(queue, offset + row, entries[row : row + 1])
+                return self._message(queue, int(offsets[row]), entries[row : row + 1])
             except CorruptFile as error:
                 if self._is_deleted(error):
                     return None

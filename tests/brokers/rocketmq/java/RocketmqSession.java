@@ -6,6 +6,7 @@ import java.io.BufferedReader;
 import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -213,7 +214,11 @@ public class RocketmqSession {
         return admin;
     }
 
-    private static String mqadmin(String[] arguments) {
+    private static String mqadmin(String[] arguments) throws ReflectiveOperationException {
+        // a command keeps the connection of its first call, also to another name server
+        Field commands = MQAdminStartup.class.getDeclaredField("SUB_COMMANDS");
+        commands.setAccessible(true);
+        ((List<?>) commands.get(null)).clear();
         PrintStream before = System.out;
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
         System.setOut(new PrintStream(printed, true, StandardCharsets.UTF_8));

@@ -1,0 +1,156 @@
+"""What brokers leave on disk, as they configure it: consume queues in RocksDB and of batches, segments that a broker
+deleted, a log after a crash. A broker's own answers are compared with our server's, field for field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+
+from tests.brokers.rocketmq.living import RocketmqError, let_delete, same_by_key, serving, tiered_index, until
+
+
+def made_topic(living, broker, topic, *more):
+    """Make a topic with three queues, and wait until producers can send to it."""
+    living.mqadmin("updateTopic", "-b", broker.address, "-t", topic, "-r", "3", "-w", "3", *more)
+    until(lambda: '"queueDatas":[{' in re.sub(r"\s", "", living.mqadmin("topicRoute", "-t", topic)))
+
+
+@pytest.fixture
+def index(tmp_path):
+    """Arguments that name an index of this test."""
+    return ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+
+
+def test_consume_queues_in_rocksdb(new_broker, client, topic, index):
+    """The queue offsets come from the messages of the log: the broker's database is not read."""
+    broker, living = new_broker(storeType="defaultRocksDB")
+    made_topic(living, broker, topic)
+    living.send(topic, *[{"keys": f"k k{n}", "body": f"{n:04d}", "queue": n % 3} for n in range(30)])
+    with serving(client, broker.name, *index, "--follow", broker.store) as ours:
+        same_by_key(living, ours, topic, "k", 30)
+        assert ours.drain(topic) == living.drain(topic) and len(ours.drain(topic)) == 30
+        # appended while the last segment is known
+        living.send(topic, *[{"keys": "more", "body": f"{n:04d}", "queue": n % 3} for n in range(6)])
+        same_by_key(living, ours, topic, "more", 6)
+        assert ours.drain(topic) == living.drain(topic) and len(ours.drain(topic)) == 36
+        for queue, ends in living.ends(topic).items():
+            assert int(queue) > 2 or ours.ends(topic)[queue] == ends == [0, 12]
+    (one,) = json.loads(
+        tiered_index("message", "--topic", topic, "--queue-id", 1, "--offset", 2, "--store", broker.store, "--json")
+    )["messages"]
+    (told,) = living.pull(topic, 1, 2, 1)["messages"]
+    assert (one["state"], one["message"]["physical_offset"]) == ("local", told["log_offset"])
+
+
+def test_queues_of_batches(new_broker, client, topic, index):
+    broker, living = new_broker()
+    made_topic(living, broker, topic, "-a", "+queue.type=BatchCQ")
+    for n in range(6):
+        living.send(topic, *[{"keys": f"k{m}", "body": f"{n:02d}{m:02d}"} for m in range(4)], batch=True)
+        living.send(topic, {"keys": "single", "body": f"{n:02d}"})
+    with serving(client, broker.name, *index, "--follow", broker.store) as ours:
+        same_by_key(living, ours, topic, "single", 6)
+        assert ours.ends(topic) == living.ends(topic)
+        drained = living.drain(topic)
+        assert ours.drain(topic) == drained and len(drained) == 30
+        for queue, (begin, end) in living.ends(topic).items():
+            for offset in range(begin, end + 2):
+                # also from within a batch, which is answered whole
+                assert ours.pull(topic, int(queue), offset, 1) == living.pull(topic, int(queue), offset, 1)
+        assert ours.mqadmin("topicStatus", "-t", topic) == living.mqadmin("topicStatus", "-t", topic)
+
+
+def test_messages_that_the_broker_deleted(beside, topic, index):
+    """Every answer that the broker gave before it deleted its oldest segments is ours afterwards, without its store."""
+    client, broker, living = beside.client, beside.broker, beside.living
+    made_topic(living, broker, topic)
+    before = len(broker.segments)
+    for first in range(0, 60, 12):
+        living.send(
+            topic, *[{"keys": f"k k{n}", "body": "ab" * 40_000, "queue": n % 3} for n in range(first, first + 12)]
+        )
+    until(lambda: len(living.by_key(topic, "k")) == 60)
+    asked = {f"k{n}": living.by_key(topic, f"k{n}") for n in range(60)}
+    by_id = {found[0]["id"]: living.by_id(topic, found[0]["id"]) for found in asked.values()}
+    by_offset_id = {found[0]["offset_id"]: living.by_id(topic, found[0]["offset_id"]) for found in asked.values()}
+    drained, pulled = living.drain(topic), living.pull(topic, 1, 3, 2)
+    assert len(drained) == len(by_id) == 60
+    follow = ("ingest", broker.store, *index, "--archive-queues", "--wait", "--json")
+    ingested = json.loads(tiered_index(*follow).splitlines()[-1])
+    assert len(broker.segments) >= before + 2, ingested
+    let_delete(client, broker, before)
+    begin = int(broker.segments[0].name)
+    assert len(living.drain(topic)) < 60 and living.by_key(topic, "k0") == []
+    # alone, the archive has all but the last segment; with the store it has all
+    for more in (("--store", broker.store), ()):
+        with serving(client, broker.name, *index, *more) as ours:
+            end = None if more else int(broker.segments[-2].name)
+            kept = [one for one in drained if end is None or one["log_offset"] < end]
+            assert len(kept) > len([one for one in drained if one["log_offset"] >= begin]) or more
+            for key, found in asked.items():
+                if found[0]["log_offset"] < (end or 2**63):
+                    assert ours.by_key(topic, key) == found
+            for one in kept:
+                assert ours.by_id(topic, one["id"]) == by_id[one["id"]]
+            if more:
+                assert ours.drain(topic) == drained
+                assert ours.pull(topic, 1, 3, 2) == pulled
+                assert ours.ends(topic) == {str(n): [0, 20] for n in range(3)}
+                # offset ids go to the broker that they name, which has deleted the message
+                with pytest.raises(RocketmqError):
+                    ours.by_id(topic, drained[0]["offset_id"])
+    one = drained[0]
+    for place_of in ((one["offset_id"],), ("--topic", topic, "--queue-id", 0, "--offset", one["queue_offset"])):
+        printed = tiered_index("message", *place_of, *index[2:], "--json", "--body", "hex")
+        (shown,) = json.loads(printed)["messages"]
+        assert (shown["state"], shown["message"]["body"]) == ("archived", one["body"])
+    assert by_offset_id[one["offset_id"]]["body"] == one["body"]
+
+
+def test_an_archive_beside_a_store_without_readable_queues(new_broker, client, topic, index):
+    """A store whose queues are in RocksDB hides nothing of the archive: `--store` adds to `--storage`."""
+    broker, living = new_broker(storeType="defaultRocksDB", mappedFileSizeCommitLog=1 << 17)
+    made_topic(living, broker, topic)
+    sent = [{"keys": f"k k{n}", "body": "ab" * 4000, "queue": n % 2} for n in range(60)]
+    living.send(topic, *sent)
+    until(lambda: len(living.by_key(topic, "k")) == 60)
+    drained = living.drain(topic)
+    broker.end()
+    tiered_index("ingest", broker.store, *index, "--archive-queues", "--wait")
+    for path in broker.segments[:1]:
+        path.unlink()
+    with serving(client, broker.name, *index, "--store", broker.store) as ours:
+        assert ours.drain(topic) == drained and len(drained) == 60
+        assert ours.ends(topic) == {"0": [0, 30], "1": [0, 30]}
+    one = drained[0]
+    asked = ("message", "--topic", topic, "--queue-id", 0, "--offset", 0, *index, "--store", broker.store, "--json")
+    (shown,) = json.loads(tiered_index(*asked))["messages"]
+    assert (shown["state"], shown["message"]["physical_offset"]) == ("archived", one["log_offset"])
+
+
+def test_a_broker_that_is_killed_and_recovers(new_broker, client, topic, index):
+    """Everything that a broker acknowledged and still has is found once, after each of three kills."""
+    broker, living = new_broker(flushDiskType="SYNC_FLUSH")
+    made_topic(living, broker, topic)
+    with serving(client, broker.name, *index, "--follow", broker.store) as ours:
+        for turn in range(3):
+            sent = living.send(topic, *[{"keys": f"turn-{turn}", "body": f"{n:04d}"} for n in range(40)])
+            assert {one["status"] for one in sent} == {"SEND_OK"}
+            broker.end(signal.SIGKILL)
+            broker.start()
+            # the client connects again some time later
+            until(lambda key=f"turn-{turn}": len(found_again(living, topic, key)) == 40)
+            same_by_key(living, ours, topic, f"turn-{turn}", 40)
+        drained = living.drain(topic)
+        assert ours.drain(topic) == drained and len(drained) == 120
+
+
+def found_again(living, topic, key):
+    try:
+        return living.by_key(topic, key)
+    except RocketmqError:
+        return []
