@@ -81,7 +81,7 @@ class IndexConfig:
         description="Storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name",
     )
     preset: Literal["native", "rocketmq"] = setting(
-        "native", description="File format: `native`, or `rocketmq` (that of RocketMQ's tiered store)"
+        "native", description="File format: `native`, or `rocketmq` (that of RocketMQ's `IndexStoreFile`)"
     )
     hash: Literal["abs", "mask"] | None = setting(
         None,

@@ -181,9 +181,9 @@ def export(
     ),
     topic: list[str] | None = Option(None, help="Export this topic only. Repeatable."),
     slots: int | None = Option(
-        None, help="With --format rocketmq: hash slots per file, as in the broker's configuration."
+        None, help="With --format rocketmq: hash slots per file, as its reader expects."
     ),
-    items: int | None = Option(None, help="With --format rocketmq: items per file, as in the broker's configuration."),
+    items: int | None = Option(None, help="With --format rocketmq: items per file, as its reader expects."),
     *,
     within: RangeOptions,
 ) -> int:
@@ -204,7 +204,7 @@ def export(
 
       tiered-index export --root /data/index --topic orders --out - --format csv | sort
 
-      tiered-index export --storage file:///tmp/store --out tiered_index_file --format rocketmq --slots 5000000 --items
+      tiered-index export --storage file:///tmp/store --out rocketmq-files --format rocketmq --slots 5000000 --items
       20000000
     """
     form = form or _format_of(out)

@@ -243,7 +243,7 @@ def ingest(
         "s3://bucket/file, or - for stdin.",
     ),
     preset: Literal["native", "rocketmq"] | None = Option(
-        None, help="File format: native, or that of RocketMQ's tiered store."
+        None, help="File format: native, or that of RocketMQ's IndexStoreFile."
     ),
     hash_rule: Literal["abs", "mask"] | None = Option(
         None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
