@@ -111,7 +111,7 @@ def _wanted(messages: list[Message], fields: dict[str, str]) -> list[Message]:
     topic, key, most = fields["topic"], fields["key"], int(fields["maxNum"])
     if fields["_UNIQUE_KEY_QUERY"] == "true":
         own = [m for m in scan(messages, topic, key) if m.uniq_key == key]
-        return own[:32] or [m for m in messages if m.offset_msg_id == key and m.topic == topic]
+        return own[:32][::-1] or [m for m in messages if m.offset_msg_id == key and m.topic == topic]
     begin_s, end_s = int(fields["beginTimestamp"]) // 1000, int(fields["endTimestamp"]) // 1000
     return [m for m in scan(messages, topic, key) if begin_s <= m.store_ms // 1000 <= end_s][:most]
 

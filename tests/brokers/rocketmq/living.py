@@ -51,6 +51,8 @@ _BROKER = {
     "cleanResourceInterval": 200,
     "deleteCommitLogFilesInterval": 1,
     "diskMaxUsedSpaceRatio": 95,
+    # on a busy machine a message may wait long
+    "waitTimeMillsInSendQueue": 30_000,
 }
 
 
@@ -269,6 +271,13 @@ def place(message: Mapping[str, Any]) -> tuple[int, str]:
     return message["log_offset"], message["id"]
 
 
+def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Fail unless our messages equal a broker's, in the same order; name the fields that differ."""
+    assert [place(one) for one in ours] == [place(one) for one in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert [(name, our[name], their[name]) for name in their if our[name] != their[name]] == []
+
+
 def same_by_key(living: Asked, ours: Asked, topic: str, key: str, count: int) -> list[dict[str, Any]]:
     """Wait until a broker has `count` messages of a key; return them. Fails unless our server has the same.
 
@@ -277,7 +286,7 @@ def same_by_key(living: Asked, ours: Asked, topic: str, key: str, count: int) ->
     found = until(lambda: len(wanted := living.by_key(topic, key)) >= count and sorted(wanted, key=place))
     assert len(found) == count
     until(lambda: len(ours.by_key(topic, key)) >= count)
-    assert sorted(ours.by_key(topic, key), key=place) == found
+    assert_same(sorted(ours.by_key(topic, key), key=place), found)
     return list(found)
 
 

@@ -10,7 +10,15 @@ import signal
 
 import pytest
 
-from tests.brokers.rocketmq.living import RocketmqError, let_delete, same_by_key, serving, tiered_index, until
+from tests.brokers.rocketmq.living import (
+    RocketmqError,
+    assert_same,
+    let_delete,
+    same_by_key,
+    serving,
+    tiered_index,
+    until,
+)
 
 
 def made_topic(living, broker, topic, *more):
@@ -32,11 +40,13 @@ def test_consume_queues_in_rocksdb(new_broker, client, topic, index):
     living.send(topic, *[{"keys": f"k k{n}", "body": f"{n:04d}", "queue": n % 3} for n in range(30)])
     with serving(client, broker.name, *index, "--follow", broker.store) as ours:
         same_by_key(living, ours, topic, "k", 30)
-        assert ours.drain(topic) == living.drain(topic) and len(ours.drain(topic)) == 30
+        assert_same(ours.drain(topic), living.drain(topic))
+        assert len(ours.drain(topic)) == 30
         # appended while the last segment is known
         living.send(topic, *[{"keys": "more", "body": f"{n:04d}", "queue": n % 3} for n in range(6)])
         same_by_key(living, ours, topic, "more", 6)
-        assert ours.drain(topic) == living.drain(topic) and len(ours.drain(topic)) == 36
+        assert_same(ours.drain(topic), living.drain(topic))
+        assert len(ours.drain(topic)) == 36
         for queue, ends in living.ends(topic).items():
             assert int(queue) > 2 or ours.ends(topic)[queue] == ends == [0, 12]
     (one,) = json.loads(
@@ -56,7 +66,8 @@ def test_queues_of_batches(new_broker, client, topic, index):
         same_by_key(living, ours, topic, "single", 6)
         assert ours.ends(topic) == living.ends(topic)
         drained = living.drain(topic)
-        assert ours.drain(topic) == drained and len(drained) == 30
+        assert_same(ours.drain(topic), drained)
+        assert len(drained) == 30
         for queue, (begin, end) in living.ends(topic).items():
             for offset in range(begin, end + 2):
                 # also from within a batch, which is answered whole
@@ -93,11 +104,11 @@ def test_messages_that_the_broker_deleted(beside, topic, index):
             assert len(kept) > len([one for one in drained if one["log_offset"] >= begin]) or more
             for key, found in asked.items():
                 if found[0]["log_offset"] < (end or 2**63):
-                    assert ours.by_key(topic, key) == found
+                    assert_same(ours.by_key(topic, key), found)
             for one in kept:
                 assert ours.by_id(topic, one["id"]) == by_id[one["id"]]
             if more:
-                assert ours.drain(topic) == drained
+                assert_same(ours.drain(topic), drained)
                 assert ours.pull(topic, 1, 3, 2) == pulled
                 assert ours.ends(topic) == {str(n): [0, 20] for n in range(3)}
                 # offset ids go to the broker that they name, which has deleted the message
@@ -124,7 +135,8 @@ def test_an_archive_beside_a_store_without_readable_queues(new_broker, client, t
     for path in broker.segments[:1]:
         path.unlink()
     with serving(client, broker.name, *index, "--store", broker.store) as ours:
-        assert ours.drain(topic) == drained and len(drained) == 60
+        assert_same(ours.drain(topic), drained)
+        assert len(drained) == 60
         assert ours.ends(topic) == {"0": [0, 30], "1": [0, 30]}
     one = drained[0]
     asked = ("message", "--topic", topic, "--queue-id", 0, "--offset", 0, *index, "--store", broker.store, "--json")
@@ -146,7 +158,8 @@ def test_a_broker_that_is_killed_and_recovers(new_broker, client, topic, index):
             until(lambda key=f"turn-{turn}": len(found_again(living, topic, key)) == 40)
             same_by_key(living, ours, topic, f"turn-{turn}", 40)
         drained = living.drain(topic)
-        assert ours.drain(topic) == drained and len(drained) == 120
+        assert_same(ours.drain(topic), drained)
+        assert len(drained) == 120
 
 
 def found_again(living, topic, key):

@@ -174,6 +174,11 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             claim,
         )
 
+    @property
+    def log_end(self) -> int | None:
+        """The offset of the log behind its last segment here; None: there is none."""
+        return self._segments[-1].end if self._segments else None
+
     def counts(self) -> dict[str, int]:
         """Return the least number of queues of each topic."""
         counts: dict[str, int] = {}
@@ -394,7 +399,7 @@ class StoreAndArchive(StoreQueues):
     """Reads the queues of a store, and messages from before the store's begin from `older`.
 
     `older` is used only if it also has the store's first message of the queue, or the last one if the store has none.
-    Otherwise the queue begins with the store.
+    It is also used if the store's log begins where its log ends. Otherwise the queue begins with the store.
     """
 
     def __init__(self, folder: Path, root: Path | None, older: ArchivedQueues) -> None:
@@ -459,7 +464,12 @@ class StoreAndArchive(StoreQueues):
         at = min(own.begin, own.end - 1)
         with contextlib.suppress(UnknownOffsets):
             older = self._older.find(queue.topic, queue.queue_id)
-            if older is not None and self._older.ends(older).end > at:
+            if older is None:
+                return None
+            end = self._older.ends(older).end
+            if end == own.begin and self._older.log_end == self._log.begin_offset():
+                return older  # the log goes on where the archive ends
+            if end > at:
                 first, archived = self._older._entries(older, at, 1)
                 _, stored = queue.read(at, 1)
                 if first == at and len(stored) and archived["offset"][0] == stored["offset"][0]:
