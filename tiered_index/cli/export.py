@@ -180,9 +180,7 @@ def export(
         None, "--format", help="Format. Default: by the ending of the name, else parquet; ndjson for stdout."
     ),
     topic: list[str] | None = Option(None, help="Export this topic only. Repeatable."),
-    slots: int | None = Option(
-        None, help="With --format rocketmq: hash slots per file, as its reader expects."
-    ),
+    slots: int | None = Option(None, help="With --format rocketmq: hash slots per file, as its reader expects."),
     items: int | None = Option(None, help="With --format rocketmq: items per file, as its reader expects."),
     *,
     within: RangeOptions,

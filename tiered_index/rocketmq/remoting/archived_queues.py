@@ -139,9 +139,9 @@ class ArchivedQueue:
 class ArchivedQueues(Queues[ArchivedQueue]):
     """Reads the queues of one log from `segments`, in the order of the log, by their queue offsets.
 
-    `messages` reads their messages, `holds(offset)` returns whether a segment still has an offset. `expired` is what
-    has expired and was erased. `claim` is called with the bytes of queue offsets before they are read, and of
-    directories that were not cached.
+    `name` is the store's name in the archive, if it is known. `messages` reads their messages. `holds(offset)` returns
+    whether a segment still has an offset. `expired` is what has expired and was erased. `claim` is called with the
+    bytes of queue offsets before they are read, and of directories that were not cached.
     """
 
     def __init__(
@@ -152,7 +152,10 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         holds: Callable[[int], bool],
         directories: Directories,
         claim: Callable[[int], None] = lambda _: None,
+        *,
+        name: str | None = None,
     ) -> None:
+        self.name = name
         self._segments, self._messages, self._expired, self._holds = segments, messages, expired, holds
         self._cache, self._claim = directories, claim
         self._read: list[QueueDirectory | None] | None = None
@@ -172,6 +175,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             lambda offset: bool(archive.holding(offset, store)),
             directories,
             claim,
+            name=store,
         )
 
     @property
@@ -399,7 +403,8 @@ class StoreAndArchive(StoreQueues):
     """Reads the queues of a store, and messages from before the store's begin from `older`.
 
     `older` is used only if it also has the store's first message of the queue, or the last one if the store has none.
-    It is also used if the store's log begins where its log ends. Otherwise the queue begins with the store.
+    It is also used if it is the archive of this folder, and ends where the log begins. Otherwise the queue begins with
+    the store.
     """
 
     def __init__(self, folder: Path, root: Path | None, older: ArchivedQueues) -> None:
@@ -467,7 +472,8 @@ class StoreAndArchive(StoreQueues):
             if older is None:
                 return None
             end = self._older.ends(older).end
-            if end == own.begin and self._older.log_end == self._log.begin_offset():
+            is_own = self._older.name == str(self._store.resolve())
+            if is_own and end == own.begin and self._older.log_end == self._log.begin_offset():
                 return older  # the log goes on where the archive ends
             if end > at:
                 first, archived = self._older._entries(older, at, 1)
