@@ -13,9 +13,12 @@ from tests.rocketmq.followed import SEGMENT, Followed, cut_log
 from tests.rocketmq.messages import NOW_MS
 from tests.rocketmq.test_skipped_ranges import SKIPPING, follow
 from tests.support.store_writer import CHECKPOINT_BYTES, checkpoint_bytes
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.rocketmq.follow.dispatcher import MissingMessages
+from tiered_index.rocketmq.archive.archive import closed_segments
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher, MissingMessages
+from tiered_index.rocketmq.log.commitlog import MissingOffsets
+from tiered_index.rocketmq.log.store import StoreDirectory
 
 
 def whole(followed: Followed, count: int = 200) -> int:
@@ -119,3 +122,23 @@ def test_sound_stores_and_crashes_are_no_error(followed, state):
     follow(followed, **SKIPPING if state == "killed" else {"skip_missing": False})
     assert trouble_of(followed) == []
     assert followed.index.log_state.lost == {}
+
+
+def test_a_log_of_two_disks_is_read_whole(followed):
+    """`storePathCommitLog` of two folders: one alone is an error, and both together are the store."""
+    end = whole(followed)
+    other = followed.folder / "disk-2" / "commitlog"
+    other.mkdir(parents=True)
+    for number in range(1, end // SEGMENT + 1, 2):
+        shutil.move(followed.segment(number), other)
+    with pytest.raises(MissingOffsets):
+        follow(followed, skip_missing=False)
+    store = StoreDirectory.open(followed.path, None, [other])
+    dispatcher = Dispatcher(followed.index, store, follow=False)
+    with Follower(followed.index, dispatcher, follow=False) as follower:
+        follower.run()
+    assert (follower.position, follower.messages, follower.losses) == (end, 200, [])
+    assert len(followed.index.query("orders", "own-199")) == 1
+    assert [one.start for one in closed_segments(store.commitlog)] == list(range(0, end - end % SEGMENT, SEGMENT))
+    with pytest.raises(InvalidArgument, match="--commitlog"):
+        StoreDirectory.open(followed.path, None, [followed.folder / "none"])

@@ -229,6 +229,12 @@ class StoreOptions:
         "--skip-missing",
         help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
     )
+    commitlog: list[Path] | None = _of_store(
+        None,
+        "--commitlog",
+        metavar="DIR",
+        help="Another folder of the commit log, if storePathCommitLog has several. Repeatable.",
+    )
     check_bodies: bool = _of_store(
         True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC (default)."
     )
@@ -325,8 +331,8 @@ def ingest(
     if path is not None and kind == "a RocketMQ store":
         config = session.config(offset_space="commitlog", **settings)
         check_outside_tables(source, config.open_storage)
-        check_apart(config, path)
-        store = StoreDirectory.open(path, store_name)
+        check_apart(config, path, *(of_store.commitlog or ()))
+        store = StoreDirectory.open(path, store_name, of_store.commitlog or ())
         selection = Selection(*selected.arguments)
         return ingest_followed(
             session,

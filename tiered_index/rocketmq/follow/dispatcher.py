@@ -398,7 +398,7 @@ class Dispatcher:
                 raise MissingMessages(str(self.store.commitlog), problem, 0)
             raise StorageUnavailable(
                 f"{self.store.commitlog} is missing, but the store has other files of a broker: it was moved or is "
-                f"not mounted, or the broker's storePathCommitLog is another folder: give it by --commitlog"
+                f"not mounted, or the broker's storePathCommitLog is another folder: give it by `ingest --commitlog`"
             )
         if not self.position:
             return ()

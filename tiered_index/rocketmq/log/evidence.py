@@ -137,5 +137,5 @@ def _cause(store: StoreDirectory, dledger: Path | None) -> str:
         )
     return (
         "the folder is an old or partial copy, or the broker's storePathCommitLog has another folder, too: give a "
-        "whole store, and that folder by --commitlog"
+        "whole store, and that folder by `ingest --commitlog`"
     )

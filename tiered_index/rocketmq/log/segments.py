@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +72,35 @@ def local_errors(path: Path) -> Iterator[None]:
         raise StorageUnavailable(f"{path} can't be read: {error.strerror or error}") from error
 
 
+class LogFolder(PosixPath):
+    """A folder of segments whose log continues in `others`: a broker's `storePathCommitLog` may have several disks."""
+
+    others: tuple[Path, ...] = ()
+
+
 def list_segments(folder: Path) -> tuple[Segment, ...]:
-    """Return a folder's files by offset, none for a missing folder. Raises as `local_errors`."""
+    """Return a folder's files by offset, none for a missing folder. Raises as `local_errors`.
+
+    Those of a `LogFolder` are in all its folders.
+    """
+    found: list[tuple[int, int, Path]] = []
+    for one in (folder, *(folder.others if isinstance(folder, LogFolder) else ())):
+        found += _files_of(one)
+    found.sort()
+    whole = max((size for _, size, _ in found), default=0)
+    following_starts = [start for start, _, _ in found[1:]] + [2**63 - 1]
+    files = zip(found, following_starts, strict=False)  # an empty folder has one following start and no file
+    return tuple(Segment(path, start, size, min(start + whole, following)) for (start, size, path), following in files)
+
+
+def _files_of(folder: Path) -> list[tuple[int, int, Path]]:
+    """Return the start, size and path of each file of a folder."""
     found: list[tuple[int, int, Path]] = []
     with local_errors(folder):
         try:
             entries = list(os.scandir(folder))
         except FileNotFoundError:
-            return ()
+            return []
         for entry in entries:
             if len(entry.name) == NAME_DIGITS and entry.name.isdecimal() and entry.name.isascii():
                 try:
@@ -87,11 +108,7 @@ def list_segments(folder: Path) -> tuple[Segment, ...]:
                         found.append((int(entry.name), entry.stat().st_size, Path(entry.path)))
                 except FileNotFoundError:
                     continue  # deleted since the folder was read
-    found.sort()
-    whole = max((size for _, size, _ in found), default=0)
-    following_starts = [start for start, _, _ in found[1:]] + [2**63 - 1]
-    files = zip(found, following_starts, strict=False)  # an empty folder has one following start and no file
-    return tuple(Segment(path, start, size, min(start + whole, following)) for (start, size, path), following in files)
+    return found
 
 
 def pread(path: Path, size_bytes: int, position: int) -> bytes:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,7 +34,15 @@ from tiered_index.format.distinct import distinct_numbers
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC
 from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import Segment, candidates, list_segments, local_errors, pread, segment_at
+from tiered_index.rocketmq.log.segments import (
+    LogFolder,
+    Segment,
+    candidates,
+    list_segments,
+    local_errors,
+    pread,
+    segment_at,
+)
 from tiered_index.storage.disk import absolute_path
 
 # One entry; packed, big-endian.
@@ -341,10 +350,19 @@ class StoreDirectory:
 
     folder: Path
     name: str
+    # Further folders of its segments, on other disks
+    more_logs: tuple[Path, ...] = ()
 
     @classmethod
-    def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
-        """Return the store in a folder; its default name is the resolved path. Raises `InvalidArgument` for another."""
+    def open(cls, folder: Path, name: str | None = None, more_logs: Iterable[Path] = ()) -> StoreDirectory:
+        """Return the store in a folder; its default name is the resolved path. Raises `InvalidArgument` for another.
+
+        `more_logs` are further folders of its segments.
+        """
+        more_logs = tuple([absolute_path(one).resolve() for one in more_logs])
+        for one in more_logs:
+            if not one.is_dir():
+                raise InvalidArgument(f"--commitlog {one} is not a folder")
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
             raise InvalidArgument("a store's name must not be empty")
@@ -352,7 +370,7 @@ class StoreDirectory:
             raise InvalidArgument(f"{folder} is not a folder")
         if not any((folder / part).exists() for part in _PARTS):
             raise InvalidArgument(f"{folder} is not a RocketMQ store: it has no commitlog/")
-        return cls(folder, name or str(folder))
+        return cls(folder, name or str(folder), tuple([one for one in more_logs if one != folder / "commitlog"]))
 
     @property
     def source(self) -> str:
@@ -361,8 +379,10 @@ class StoreDirectory:
 
     @property
     def commitlog(self) -> Path:
-        """Folder of the segments."""
-        return self.folder / "commitlog"
+        """Folder of the segments, or all their folders."""
+        folder = LogFolder(self.folder / "commitlog")
+        folder.others = self.more_logs
+        return folder
 
     @property
     def is_closed(self) -> bool:
@@ -380,7 +400,9 @@ class StoreDirectory:
     def has_lost_log(self) -> bool:
         """Whether the folder of segments is missing although other files of a broker exist: brokers never delete it."""
         try:
-            return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
+            if any(one.exists() for one in (self.commitlog, *self.more_logs)):
+                return False
+            return any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at
             return False
 
