@@ -175,7 +175,8 @@ class Archiver(Protocol):
     """Archives the closed segments of a source.
 
     `archived` is the number of archived segments. `losses` has all segments that were skipped so far, `passed_over`
-    those that are still skipped.
+    those that are still skipped. An archiver may have `ends_whole`: whether all that is put must be archived before
+    the command ends.
     """
 
     archived: int
@@ -317,8 +318,13 @@ class Archiving:
     def problem(self) -> str | None:
         """The error of the last round, and the segments that are skipped; None if there are none."""
         losses = self._archiver.passed_over
-        named = f"skipped segments: {len(losses):,}, the last one: {losses[-1].problem}" if losses else None
+        named = f"skipped ranges: {len(losses):,}, the last one: {losses[-1].problem}" if losses else None
         return "; ".join(filter(None, (self._trouble, named))) or None
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether segments were skipped."""
+        return bool(self._archiver.losses)
 
     def new_losses(self) -> list[Loss]:
         """Return the segments that were skipped since the last call."""
@@ -330,6 +336,11 @@ class Archiving:
         """Stop the round under way."""
         self._archiver.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def ends_whole(self) -> bool:
+        """Whether all that is put must be archived before the command ends, and a loss ends it with a finding."""
+        return bool(getattr(self._archiver, "ends_whole", False))
 
     def poll(self) -> None:
         """Begin the next round if none is under way. Raises the error of the last round if repeating it can't help."""
@@ -483,6 +494,19 @@ class Follower:
             own = (column.name for column in self.index.schema.caller_columns)
             self.index.put_batch({name: [] for name in (*names, *own)})
             self.status(self)
+
+    def finish_before_end(self) -> None:
+        """Archive what may be deleted while the command is not running. An error that prevents it is noted."""
+        if self.archiving is not None and self.archiving.ends_whole:
+            try:
+                self.finish_archiving()
+            except TieredIndexError as error:
+                self._note(f"not all is archived: {error}")
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether messages were deleted before they were archived, without an option that allows it."""
+        return self.archiving is not None and self.archiving.ends_whole and self.archiving.has_lost
 
     def finish_archiving(self) -> None:
         """Archive all closed segments. Raises any error that prevents it."""

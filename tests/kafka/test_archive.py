@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.kafka.followed import archive, archived, ingest, places, source_of
+from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
@@ -16,6 +17,7 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
 from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.kafka.client import KafkaBroker, Retention
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -312,6 +314,76 @@ def test_a_partition_is_archived_once_much_waits(index, servers, producing, topi
             assert archiver.run_once() == count
 
 
+@pytest.mark.parametrize(
+    ("retention", "records", "wait_s"),
+    [
+        (Retention(40_000, None), 10, 10),
+        (Retention(None, 4 * 9 * 102), 10, 0),
+        (Retention(None, None), 10, 3_600),
+        # records that are old already, by their own times
+        (Retention(86_400_000, None), 11, 15),
+    ],
+)
+def test_records_are_archived_well_before_their_topic_deletes_them(
+    index, servers, producing, topic, monkeypatch, retention, records, wait_s
+):
+    now_ms = SystemClock().now_ms()
+    age_ms = 43_200_000 if records == 11 else 0
+    producing.send(topic, [{**one, "timestamp": now_ms - age_ms} for one in packet(records)])
+    monkeypatch.setattr(KafkaBroker, "retentions", lambda _, topics, *__: dict.fromkeys(topics, retention))
+    source = source_of(index, servers, topic)
+    source.clock = clock = ManualClock(now_ms)
+    with archiver_of(index, source) as archiver:
+        if wait_s:
+            assert archiver.run_once() == 0
+            clock.advance(wait_s - 1)
+            assert archiver.run_once() == 0
+            clock.advance(1)
+        assert archiver.run_once() == 1
+
+
+def test_records_that_an_earlier_run_left_are_archived_first(index, servers, producing, topic):
+    """Their time does not begin again with the process."""
+    producing.send(topic, packet(10))
+    ingest(index, servers, topic)
+    with archiver_of(index, source_of(index, servers, topic)) as archiver:
+        assert archiver.run_once() == 1
+        producing.send(topic, packet(10))
+        ingest(index, servers, topic)
+        assert archiver.run_once() == 0
+
+
+def test_a_loss_is_told_while_topics_are_followed_and_once(index, cluster, servers, producing, topic, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.1)
+    cluster.create(topic)
+    producing.send(topic, packet(30))
+    source = source_of(index, servers, topic, follow=True)
+    notes: list[str] = []
+    with Follower(index, source, archiver=KafkaArchiver(source), note=notes.append, poll_s=0.02) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 30)
+        index.flush()
+        cluster.trim(topic, 0, 30)
+        until(lambda: follower.losses)
+        assert lost(follower) == [("missing", 0, 30)]
+        assert follower.has_lost and follower.gauges()["follow_lost_ranges_total"][1] == 1
+        until(lambda: follower.problems())
+        assert (
+            f"archive: skipped ranges: 1, the last one: not archived: {topic}/0: offset 0 is next"
+            in follower.problems()[0]
+        )
+        producing.send(topic, packet(10))
+        until(lambda: follower.messages == 40)
+        index.flush()
+        cluster.delete(topic)
+        until(lambda: len(follower.losses) == 2)
+        assert lost(follower)[1] == ("missing", 30, 40) and "its topic was deleted" in follower.losses[1].problem
+        assert sum(note.startswith("missing: ") for note in notes) == 2
+    index.flush()
+    cluster.create(topic)
+    assert [one for one in lost(archive(index, servers, topic)) if one[0] == "missing"] == []
+
+
 def test_a_stop_ends_a_round_and_loses_nothing(index, servers, producing, topic):
     producing.send(topic, packet(300))
     with archiver_of(index, source_of(index, servers, topic)) as archiver:
@@ -433,7 +505,8 @@ def test_a_clock_that_is_set_back_keeps_no_records_out_of_the_archive(index, ser
     archive(index, servers, topic)
     producing.send(topic, packet(10, "later"))
     source = source_of(index, servers, topic)
-    source.clock = ManualClock(SystemClock().now_ms() - 86_400_000)
     with archiver_of(index, source) as archiver:
+        assert archiver.run_once() == 0
+        archiver._clock = ManualClock(SystemClock().now_ms() - 86_400_000)
         assert archiver.run_once() == 1
     assert offsets(index) == [(0, n) for n in range(20)]

@@ -16,6 +16,7 @@ from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.putting import Putting, none_indexed, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
+from tiered_index.errors import TieredIndexError
 from tiered_index.follow import Follower, Source
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
@@ -59,6 +60,10 @@ def open_follower(
         archiver=archiver if archiving != ArchiveOptions() else None,
         note=session.out.note,
     )
+
+
+# Exit code: messages were deleted before they were archived
+_LOST = 1
 
 
 def _distance(count: int, unit: str) -> str:
@@ -123,11 +128,17 @@ def ingest_followed(
         with putting.progress(title, total, ending.event) as progress:
             follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
             # without --follow a signal ends the command at once: it can simply be run again
-            with ending if follow else contextlib.nullcontext():
-                follower.run()
+            try:
+                with ending if follow else contextlib.nullcontext():
+                    follower.run()
+            except TieredIndexError:
+                follower.finish_before_end()
+                raise
         taken_s = putting.elapsed_s
         if given.wait or not ending.event.is_set():
             follower.finish_archiving()
+        else:
+            follower.finish_before_end()
         if ending.exit_code == 0:
             putting.settle()
         document = putting.document(
@@ -144,7 +155,8 @@ def ingest_followed(
         )
     show_ingested(session.out, document, streamed=follow)
     # a run that follows may be restarted at any time, also while no new message has a key
-    return ending.exit_code or (0 if follow else none_indexed(session, given, lacks))
+    nothing = 0 if follow else none_indexed(session, given, lacks)
+    return ending.exit_code or (_LOST if follower.has_lost else nothing)
 
 
 def _lacks(follower: Follower) -> list[str]:

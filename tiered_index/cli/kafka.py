@@ -70,6 +70,12 @@ class KafkaOptions(KafkaClientOptions):
         metavar="GROUP", help="Commit offsets to this consumer group, for lag tools, once their entries are on disk."
     )
     archive: bool = _kafka(False, "--archive", help="Archive Kafka's records in the storage, as Parquet files.")
+    archive_every: float | None = _kafka(
+        None,
+        min=0,
+        metavar="SECONDS",
+        help="With --archive: longest wait of a record for its file (default 3600); less by a topic's retention.",
+    )
 
 
 def open_kafka_follower(
@@ -87,7 +93,7 @@ def open_kafka_follower(
     """Return a follower of the topics at `place`; raises as `KafkaSource` does."""
     # imported when asked for: the client is of an extra
     from tiered_index.follow import Follower
-    from tiered_index.kafka.archive import KafkaArchiver
+    from tiered_index.kafka.archive import EVERY_S, KafkaArchiver
     from tiered_index.kafka.client import KafkaAddress
     from tiered_index.kafka.keys import Keys
     from tiered_index.kafka.source import KafkaSource
@@ -104,7 +110,8 @@ def open_kafka_follower(
         cluster,
         note=session.out.note,
     )
-    archiver = KafkaArchiver(source) if options.archive else None
+    every_s = EVERY_S if options.archive_every is None else options.archive_every
+    archiver = KafkaArchiver(source, every_s=every_s) if options.archive else None
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
 
 
@@ -119,6 +126,8 @@ def check_kafka(place: str, options: KafkaOptions, root: Path | None) -> None:
 
     address, settings = KafkaAddress.parse(place), options.settings()
     Keys(options.key or ("key",))
+    if options.archive_every is not None and not options.archive:
+        raise InvalidArgument("--archive-every needs --archive")
     if root is not None and address.topics and Root(root, Disk()).read_marker() is None:
         check_cluster(address, settings)
 

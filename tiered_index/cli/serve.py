@@ -307,6 +307,7 @@ def serve(
         uvloop.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
         if following is not None:
             following.end()
+            following.finish_before_end()
     session.out.answer({"status": "stopped"}, streamed=True)
     return 0
 

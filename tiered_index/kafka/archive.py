@@ -3,8 +3,11 @@
 The log of a partition is a store of the archive (`Name.store`), and a columnar segment has the records of a range of
 its offsets. The index's log says up to which offset a partition is archived; nothing else does. So the archiver
 continues there, with a separate client, up to the source's durable position. A crash at any step leaves a file without
-a name in the log, or a named one: no record is missing or doubled. Records that the broker deleted before they were
-archived are a loss with both offsets. One thread uses a `KafkaArchiver`; `stop`, `archived` and `losses`: any.
+a name in the log, or a named one: no record is missing or doubled.
+
+Records are archived well before the broker deletes them: at a quarter of the retention of their topic. Those that it
+deleted before, or that went with their topic, are a loss with both offsets; each is reported once. One thread uses a
+`KafkaArchiver`; `stop`, `archived` and `losses`: any.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +28,7 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.kafka.client import Stopped
+from tiered_index.kafka.client import Retention, Stopped
 from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.log.records import ArchivedSegment
@@ -56,6 +60,11 @@ _RECORD_BYTES = 100
 _FAILURES = 3
 # a partition is archived before its time if about so many bytes wait; if none is archived yet, so many records
 _WORTH_BYTES, _WORTH_RECORDS = 8 << 20, 100_000
+# The share of a topic's retention, in time and in bytes, that records wait at most, and how often it is asked for
+_SHARE, _ASK_S, _ASK_AGAIN_S = 4, 60.0, 10.0
+# So long wait records at most that are old already, by their own times
+_OLD_S = 15.0
+EVERY_S = 3600.0
 
 
 def encode_records(records: Sequence[KafkaRecord], keys: Sequence[str]) -> bytes:
@@ -100,22 +109,34 @@ def archived_files(reader: IndexReader, topic: str) -> list[str]:
     return [str(Path(unquote(urlsplit(place).path)) / encode(name)) for name in names]
 
 
+_NO_RETENTION = Retention(None, None)
+
+
 @dataclass(eq=False)
 class KafkaArchiver:
     """Archives the records that a source has put: an `Archiver`.
 
-    A partition gets an object at the latest `every_s` after its last one, earlier where much waits. An object has some
+    A record waits at most `every_s`, less where much waits or the broker would delete it soon. An object has some
     `segment_bytes` of records, before they are compressed.
     """
 
     source: KafkaSource
     segment_bytes: int = 32 << 20
-    every_s: float = 3600.0
+    every_s: float = EVERY_S
     archived: int = 0
     losses: list[Loss] = field(default_factory=list)
-    passed_over: tuple[Loss, ...] = ()
+
+    # records that wait may be deleted while the command is not running
+    ends_whole = True
 
     def __post_init__(self) -> None:
+        # of each store: the offset from which on records wait, and since when
+        self._waiting: dict[str, tuple[int, int]] = {}
+        # of each store: the end of the records that are lost
+        self._passed: dict[str, int] = {}
+        self._retentions: dict[str, Retention] = {}
+        self._asked_s = float("-inf")
+        self._unknown: set[str] = set()
         self._index, self._clock = self.source.index, self.source.clock
         # what reads on in a store, the next offset there, and the offset at which it ends
         self._reading: Iterator[KafkaRecord] = iter(())
@@ -124,7 +145,11 @@ class KafkaArchiver:
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
         self._failed: dict[str, int] = {}
         self._failures = itertools.count(1)
-        self._begun_ms = self._clock.now_ms()
+
+    @property
+    def passed_over(self) -> tuple[Loss, ...]:
+        """The records that the broker deleted before they were archived."""
+        return tuple(self.losses)
 
     def stop(self) -> None:
         """End the round soon. Any thread."""
@@ -144,6 +169,8 @@ class KafkaArchiver:
 
     def _run(self, *, whole: bool) -> int:
         before, errors = self.archived, list[StorageUnavailable]()
+        self._learn_retentions()
+        self._lose_deleted()
         try:
             for name, until in sorted(self.source.settled(), key=lambda one: self._failed.get(one[0].store, 0)):
                 try:
@@ -168,12 +195,58 @@ class KafkaArchiver:
     def _is_due(self, name: Name, until: int) -> bool:
         state = self._index.segment_archive.state()
         last: ArchivedSegment | None = next(iter(state.segments_of(name.store)[-1:]), None)
-        waiting = until - (archived_end(state, name.store) or 0)
+        due, now_ms, partition = self._due(state, name), self._clock.now_ms(), self.source.partition(name)
+        if (waiting := until - due) <= 0:
+            return False
+        begin, since_ms = self._waiting.get(name.store, (-1, now_ms))
+        if begin != due:
+            since_ms = now_ms
+            self._waiting[name.store] = due, now_ms
+        # records of an earlier run wait for an unknown time; others are being deleted
+        if due < partition.begun or due < partition.log.begin:
+            return True
+        age_ms, size_bytes = self._retentions.get(name.topic, _NO_RETENTION)
         record_bytes = _WORTH_BYTES / _WORTH_RECORDS if last is None else last.size_bytes / (last.end - last.start)
-        since_ms = self._begun_ms if last is None else last.published_ms
+        if waiting * record_bytes >= _WORTH_BYTES:
+            return True
+        if size_bytes is not None and waiting * max(record_bytes, partition.record_bytes) * _SHARE >= size_bytes:
+            return True
+        limit_s = self.every_s if age_ms is None else min(self.every_s, age_ms / 1000 / _SHARE)
+        newest_ms = partition.newest_ms
+        if age_ms is not None and newest_ms is not None and (now_ms - newest_ms) * _SHARE >= age_ms:
+            limit_s = min(limit_s, _OLD_S)
         # the absolute difference, so that a clock that is set back can't keep records out of the archive
-        is_old = abs(self._clock.now_ms() - since_ms) >= self.every_s * 1000
-        return waiting > 0 and (is_old or waiting * record_bytes >= _WORTH_BYTES)
+        return abs(now_ms - since_ms) >= limit_s * 1000
+
+    def _due(self, state: LogState, store: Name | str) -> int:
+        """Return the offset in a log from which on records are not archived, and not known as lost."""
+        text = store if isinstance(store, str) else store.store
+        begin = self._index.durable_position(BEGIN_PREFIX + text) or 0
+        return max(archived_end(state, text) or 0, begin, self._passed.get(text, 0))
+
+    def _learn_retentions(self) -> None:
+        """Ask for the retention of topics, again every minute. One that can't be known is noted once."""
+        topics = {name.topic for name, _ in self.source.settled()}
+        is_new = topics - self._retentions.keys() - self._unknown
+        if not is_new and time.monotonic() - self._asked_s < (_ASK_AGAIN_S if self._unknown else _ASK_S):
+            return
+        found = self.source.broker.retentions(sorted(topics), self._stopped)
+        self._asked_s = time.monotonic()
+        self._retentions.update({topic: one for topic, one in found.items() if isinstance(one, Retention)})
+        unknown = {topic: one for topic, one in found.items() if not isinstance(one, Retention)}
+        if new := sorted(unknown.keys() - self._unknown):
+            self.source.note(
+                f"the retention of {len(new):,} topics is not known, the first {new[0]}: {unknown[new[0]]}; their "
+                f"records wait up to {self.every_s:g} seconds for the archive: --archive-every sets a shorter time"
+            )
+        self._unknown = set(unknown)
+
+    def _lose_deleted(self) -> None:
+        """Note records that went with their topics."""
+        state = self._index.segment_archive.state()
+        for name, until in self.source.deleted():
+            if (due := self._due(state, name)) < until:
+                self._lose(name, due, until, f"{name.topic}/{name.partition}: its topic was deleted")
 
     def _archive_next(self, name: Name, until: int) -> bool:
         """Archive records of a partition up to an offset; return whether there were any."""
@@ -191,16 +264,16 @@ class KafkaArchiver:
     def _next_range(self, state: LogState, name: Name, until: int) -> tuple[int, int]:
         """Return the next offsets to archive. Earlier records that the broker no longer has are a loss."""
         known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
-        if known is not None and known >= until:
-            return known, until
+        due = self._due(state, name)
+        if due >= until:
+            return due, until
         begin, end, _ = self.source.broker.range((name.topic, name.partition), self._stopped)
         if known is None and name.log:
             self._lose_logs_before(state, name, place)
-        due = known
-        if due is None:
-            due = self._index.durable_position(BEGIN_PREFIX + name.store) or 0
         if begin > due:
-            self._lose(due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}")
+            self._lose(
+                name, due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}"
+            )
         # a log that was cut may end before the position
         return max(begin, due), min(until, end)
 
@@ -208,13 +281,16 @@ class KafkaArchiver:
         positions = positions_by_store(self._index.durable_positions())
         for before in [name._replace(log=log).store for log in range(name.log)]:
             put = positions.get(before, 0)
-            if (end := archived_end(state, before) or 0) < put:
-                self._lose(end, put, f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}")
+            if (end := self._due(state, before)) < put:
+                told = f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}"
+                self._lose(before, end, put, told)
 
-    def _lose(self, begin: int, end: int, problem: str) -> None:
-        loss = Loss("missing", begin, end, None, f"not archived: {problem}")
-        if loss not in self.losses:
-            self.losses.append(loss)
+    def _lose(self, name: Name | str, begin: int, end: int, problem: str) -> None:
+        """Note a loss. The index keeps its end, so that no later run notes it again."""
+        self.losses.append(Loss("missing", begin, end, None, f"not archived: {problem}"))
+        store = name if isinstance(name, str) else name.store
+        self._passed[store] = end
+        self.source.pass_over(store, end)
 
     def _read(self, name: Name, begin: int, until: int) -> tuple[list[KafkaRecord], int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""

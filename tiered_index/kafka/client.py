@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from tiered_index.errors import (
     ConfigError,
@@ -230,6 +230,27 @@ def id_in(answer: Future[Any]) -> str:
     return "".join(f"{word % (1 << 64):016x}" for word in words) if any(words) else ""
 
 
+class Retention(NamedTuple):
+    """The age and the bytes of a partition's records from which on the broker deletes them; None: it keeps all.
+
+    With tiered storage, those from which on they are only in the remote storage, if that is sooner.
+    """
+
+    age_ms: int | None
+    size_bytes: int | None
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the retention by the settings of a topic, as the client returns them."""
+
+        def least(*names: str) -> int | None:
+            # -1: no bound; -2 for local ones: as the other one
+            numbers = [int(settings[name].value) for name in names if name in settings and settings[name].value]
+            return min((number for number in numbers if number >= 0), default=None)
+
+        return cls(least("retention.ms", "local.retention.ms"), least("retention.bytes", "local.retention.bytes"))
+
+
 Ranges = list[dict[Any, Future[Any]]]
 """The answers about the begins, the ends and the high watermarks of partitions' logs."""
 
@@ -374,6 +395,23 @@ class KafkaBroker:
                 raise
 
         return asked(where := "{}/{}".format(*place), ask, TIMEOUT_S, stopped)
+
+    def retentions(self, topics: Iterable[str], stopped: threading.Event | None = None) -> dict[str, Retention | str]:
+        """Return the retention of each topic, or why it is not known. Raises `Stopped`."""
+        resources = [kafka.admin.ConfigResource(kafka.admin.ConfigResource.Type.TOPIC, topic) for topic in topics]
+        answers = self.admin.describe_configs(resources, request_timeout=STEP_S) if resources else {}
+        while wait(answers.values(), _WAIT_S).not_done:
+            _check_time("the settings of topics", stopped)
+        found: dict[str, Retention | str] = {}
+        for one, answer in answers.items():
+            try:
+                found[one.name] = Retention.of(answer.result())
+            except kafka.KafkaException as error:
+                allowed = (
+                    ": allow the client's login DESCRIBE_CONFIGS" if _REFUSED.fullmatch(error.args[0].name()) else ""
+                )
+                found[one.name] = f"{error.args[0].str()}{allowed}"
+        return found
 
     def topic_id(self, topic: str, stopped: threading.Event | None = None) -> str:
         """Return a topic's id as `id_in` does; empty also while the cluster has no controller. Raises as `asked`."""

@@ -138,6 +138,9 @@ class Partition:
     newest_ms: int | None = None
     # The end of the log that the client saw last
     high: int = 0
+    # The position at which this run took it up, and the mean size of a record that it read
+    begun: int = 0
+    record_bytes: float = 0.0
     # The log at the last look, the time at which its end was seen first, and whether that was an earlier look
     log: LogRange = _UNKNOWN
     seen_ms: int = 0
@@ -490,6 +493,7 @@ class KafkaSource:
                 self._start_anew(partition, begin, "its topic was deleted and created again", same_log=False)
             elif (is_lost := before is not None and before.is_out_of_range) or not name.topic_id:
                 self._continue(partition, begin, end, is_lost)
+        partition.begun = partition.position if before is None else before.begun
         # behind the log's end only the client's answer counts: the log may have been cut
         partition.target = None if self.follow or partition.read > end else end
         self._consumer.incremental_assign([kafka.TopicPartition(*place, partition.read)])
@@ -594,6 +598,20 @@ class KafkaSource:
                 if (record := self.broker.record(name.topic, name.partition, row.offset)) is not None:
                     return record == row
         return None
+
+    def partition(self, name: Name) -> Partition:
+        """Return the partition of a name. Any thread."""
+        return self._partitions[name.topic, name.partition]
+
+    def deleted(self) -> list[tuple[Name, int]]:
+        """Return the names of partitions of deleted topics, and up to where they are durable. Any thread."""
+        durable = positions_by_store(self.index.durable_positions())
+        names = [self._partitions[place].name for place in list(self._gone) if place in self._partitions]
+        return [(name, durable[name.store]) for name in names if name.store in durable]
+
+    def pass_over(self, store: str, end: int) -> None:
+        """Keep that records of a log before an offset are lost for the archive. Any thread."""
+        self.index.put_batch(_NO_ENTRIES, f"{BEGIN_PREFIX}{store}", end)
 
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
@@ -790,6 +808,7 @@ class KafkaSource:
             keys, rows = self._slow_keys(messages)
         offsets = np.array([message.offset() for message in messages], np.int64)
         sizes = np.array([_size(message) for message in messages], np.int64)
+        partition.record_bytes = float(sizes.mean())
         times = np.array([message.timestamp()[1] for message in messages], np.int64)
         # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
         lacking = times < 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import signal
+import subprocess
+import sys
 
 import confluent_kafka
 import pytest
@@ -17,11 +21,12 @@ from confluent_kafka.admin import (
 )
 
 from tests.brokers.kafka.broker import LOGINS
-from tests.kafka.followed import places, source_of
+from tests.kafka.followed import archived, places, source_of
 from tests.support.hanging import until
 from tiered_index import IndexService
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Follower
+from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaBroker
 from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.kafka.source import OffsetOutOfRange
@@ -117,6 +122,65 @@ def test_a_run_to_the_end_names_what_an_open_transaction_holds(
     shown = run("ingest", f"kafka://{servers}/{topic}")
     assert re.search("behind +21 records\n", shown.out)
     producer.abort_transaction(30)
+
+
+def archived_offsets(index):
+    return sorted(record.offset for record in archived(index))
+
+
+@pytest.mark.parametrize(
+    "retention", [{"retention_ms": 20_000}, {"retention_bytes": 20_000}, {"local_retention_ms": 20_000}]
+)
+def test_records_are_archived_before_the_retention_of_their_topic_deletes_them(
+    index, servers, topics, producing, topic, retention
+):
+    topics.create(topic, 1, **retention)
+    producing.send(topic, packet(100))
+    notes: list[str] = []
+    source = source_of(index, servers, topic, follow=True, note=notes.append)
+    with Follower(index, source, archiver=KafkaArchiver(source), note=notes.append) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 100)
+        index.flush()
+        until(lambda: follower.archiving.archived == 1)
+        topics.delete_records(topic, {0: 100})
+        producing.send(topic, packet(3))
+        until(lambda: follower.messages == 103)
+    assert (follower.losses, notes) == ([], [])
+    assert archived_offsets(index) == [*range(100)]
+
+
+def test_records_that_retention_deleted_before_they_were_archived_are_told_at_once_and_end_with_a_finding(
+    run, servers, topics, producing, topic, storage
+):
+    topics.create(topic, 1)
+    producing.send(topic, packet(40))
+    assert run("ingest", f"kafka://{servers}/{topic}", "--storage", storage).code == 0
+    topics.delete_records(topic, {0: 40})
+    done = run("ingest", f"kafka://{servers}/{topic}", "--storage", storage, "--archive", "--json")
+    assert (done.code, done.document["loss_count"]) == (1, 1), done.err
+    assert f"missing: offsets 0 to 40: not archived: {topic}/0: offset 0 is next, and the log begins at 40" in done.err
+    again = run("ingest", f"kafka://{servers}/{topic}", "--storage", storage, "--archive", "--json")
+    assert (again.code, again.document["loss_count"]) == (0, 0)
+
+
+def test_records_that_are_indexed_are_archived_when_the_command_is_ended(
+    servers, topics, producing, topic, storage, tmp_path
+):
+    topics.create(topic, 1)
+    producing.send(topic, packet(40))
+    place = f"kafka://{servers}/{topic}"
+    command = [sys.executable, "-m", "tiered_index", "ingest", place, "--root", str(tmp_path / "root")]
+    command += ["--storage", storage, "--archive", "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if json.loads(line).get("entries") == 40:
+                process.send_signal(signal.SIGTERM)
+                break
+        rest, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    last = json.loads(rest.splitlines()[-1])
+    assert (last["status"], last["archived_segments"], last["loss_count"]) == ("stopped", 1, 0)
 
 
 def secure(broker):

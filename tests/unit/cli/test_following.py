@@ -155,9 +155,9 @@ def test_skipped_segments_are_reported_once_and_stay_a_problem():
             ended(archiving)
             told.append(archiving.new_losses())
         assert told == [[lost[0]], [], [lost[1]]]
-        assert archiving.problem == "down; skipped segments: 2, the last one: not archived: 9"
+        assert archiving.problem == "down; skipped ranges: 2, the last one: not archived: 9"
         archiving.finish()
-        assert archiving.problem == "skipped segments: 2, the last one: not archived: 9"
+        assert archiving.problem == "skipped ranges: 2, the last one: not archived: 9"
         assert archiving.archived == 1
 
 
