@@ -273,11 +273,19 @@ def test_columns_that_go_through_spark_under_another_type(spark: Any, tmp_path: 
     table = timed(pa.timestamp("us"), messages(10))
     table = table.append_column("id", pa.array([bytes(16)] * 10, pa.binary(16)))
     table = table.append_column("tags", pa.array([["a"]] * 10, pa.large_list(pa.large_string())))
+    view, coded = pa.string_view(), pa.array(["a"] * 10).dictionary_encode()
+    table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].cast(view))
+    table = table.append_column("views", pa.array([["a"]] * 10, pa.list_view(view)))
+    table = table.append_column("coded", pa.ListArray.from_arrays(pa.array(range(11), pa.int32()), coded))
+    table = table.append_column(
+        "inside", pa.StructArray.from_arrays([coded, coded.dictionary_decode().cast(view)], ["d", "v"])
+    )
     pq.write_table(table, tmp_path / "m.parquet")
     found = entries_in(spark, tmp_path / "m.parquet", {"key": F.concat("key", F.lit(""))})
     assert numbers(found.frame.toArrow().to_batches()) == numbers(messages(10).to_batches())
     (row, *_) = read_keys(spark, str(tmp_path), S3Options()).collect()
-    assert (row.id, row.tags) == (bytes(16), ["a"])
+    assert (row.id, row.tags, row.views, row.coded) == (bytes(16), ["a"], ["a"], ["a"])
+    assert row.inside.asDict() == {"d": "a", "v": "a"}
 
 
 def test_files_in_s3_may_have_any_name(s3):

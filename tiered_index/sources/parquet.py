@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.service.answers.validation import in_known_layout, known_layout
 from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
 from tiered_index.sources.footers import Chunk, column_chunks
 from tiered_index.sources.pages import DECODED_BYTES, Column, Pages, chunk_pages, most_bytes
@@ -48,9 +49,7 @@ class ParquetTable:
         with self._place.ranges() as handle, self._opened(handle) as file:
             self.metadata: pq.FileMetaData = file.metadata
             self.schema = pa.schema(
-                # an extension type like UUID is read as its storage type
-                [pa.field(f.name, _stored(f.type)) for f in file.schema_arrow],
-                file.schema_arrow.metadata,
+                [pa.field(f.name, known_layout(f.type)) for f in file.schema_arrow], file.schema_arrow.metadata
             )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
             # Not by Arrow: it may end the process when it writes metadata
@@ -202,7 +201,7 @@ class ParquetTable:
 
     def _bounded(self, rows: pa.RecordBatch, first: int, shared: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         rows.validate(full=True)
-        rows = pa.RecordBatch.from_arrays([_storage(column) for column in rows.columns], rows.schema.names)
+        rows = pa.RecordBatch.from_arrays([in_known_layout(column) for column in rows.columns], rows.schema.names)
         keys = np.zeros(len(rows), np.int64)
         for column in rows.columns:
             if has_items(column.type):
@@ -251,11 +250,3 @@ def _is_of(chunk: Chunk, names: Sequence[str]) -> bool:
 def _as_dictionary(column: pa.Array) -> pa.Array:
     # Arrow can't read some encodings as dictionaries
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-
-
-def _stored(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-
-
-def _storage(column: pa.Array) -> pa.Array:
-    return column.storage if isinstance(column, pa.ExtensionArray) else column

@@ -306,7 +306,7 @@ def as_mapping(batch: Any) -> dict[str, Any]:
     if not isinstance(batch, pa.RecordBatch | pa.Table) and hasattr(batch, "__arrow_c_stream__"):
         try:
             table = pa.RecordBatchReader.from_stream(batch).read_all()
-            fields = [pa.field(f.name, _known_text(f.type)) for f in table.schema]
+            fields = [pa.field(f.name, known_layout(f.type)) for f in table.schema]
             batch = table.cast(pa.schema(fields))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidArgument(f"a {type(batch).__name__} can't be converted to an Arrow table: {error}") from error
@@ -320,19 +320,60 @@ def as_mapping(batch: Any) -> dict[str, Any]:
     raise InvalidArgument(f"a batch is an Arrow table, a data frame or a dict of arrays, not {type(batch).__name__}")
 
 
-@functools.lru_cache(64)
-def _known_text(kind: pa.DataType) -> pa.DataType:
-    """Return the type, or the plain type for a string or binary view, which Polars uses."""
+@functools.lru_cache(256)
+def known_layout(kind: pa.DataType) -> pa.DataType:
+    """Return a type as the engine reads it: an extension by its storage type, and views (of Polars, DataFusion) plain.
+
+    Views are of text and bytes, also in dictionaries, lists, structs and maps, and of lists that are in nothing else.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return known_layout(kind.storage_type)
+    if _is_list_view(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    return _without_views(kind)
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _known_text(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
-    return pa.large_string() if pa.types.is_string_view(kind) else kind
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        both = (field.with_type(_without_views(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(*both, kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind
 
 
-def _without_views(array: Any) -> Any:
-    known = _known_text(array.type)
-    return array if known == array.type else array.cast(known)
+def in_known_layout(array: Any) -> Any:
+    """Return an array or chunked array of `known_layout`, unchanged if it has it."""
+    known = known_layout(array.type)
+    if known == array.type:
+        return array
+    if isinstance(array, pa.ExtensionArray):
+        return in_known_layout(array.storage)
+    if not _is_list_view(array.type):
+        return array.cast(known)
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([in_known_layout(chunk) for chunk in array.chunks], known)
+    # not by a cast: Arrow 26 makes lists without their last offset
+    ends = np.cumsum(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int64), ends]))
+    mask = array.is_null() if array.null_count else None
+    return pa.LargeListArray.from_arrays(offsets, in_known_layout(pc.list_flatten(array)), known, mask=mask)
 
 
 def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
@@ -342,7 +383,7 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     if isinstance(values, np.ndarray):
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
     try:
-        array = _without_views(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        array = in_known_layout(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"column {name!r} must be {wanted}: {error}") from error
     if isinstance(array, pa.ChunkedArray):

@@ -23,7 +23,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of, has_items
+from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of, has_items, is_text
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, readings
@@ -230,14 +230,20 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
 def _known_type(kind: pa.DataType, column: str, file: str) -> pa.DataType:
     """Return the type in which Spark's JVM accepts a column from Python, also within lists, structs and maps.
 
-    Times have microseconds, times of day nanoseconds. Unsigned numbers become wider, lists plain, bytes of any length.
-    Nanoseconds raise `InvalidArgument`, because Spark would cut them.
+    Times have microseconds, times of day nanoseconds. Unsigned numbers become wider, bytes of any length. Lists, texts
+    and dictionaries become plain. Nanoseconds raise `InvalidArgument`, because Spark would cut them.
     """
+    if pa.types.is_dictionary(kind):
+        return _known_type(kind.value_type, column, file)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        raise InvalidArgument(f"{file}: column {column!r} has views of lists within another type: write plain lists")
+    if is_text(kind):
+        return pa.string()
     if pa.types.is_null(kind):
         return pa.int64()
     if pa.types.is_unsigned_integer(kind):
         return pa.int64() if kind.bit_width < 64 else pa.decimal128(20)
-    if pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
     if has_items(kind):
         return pa.list_(kind.value_field.with_type(_known_type(kind.value_type, column, file)))
