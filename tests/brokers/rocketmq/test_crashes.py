@@ -1,0 +1,54 @@
+"""Brokers that crash, lose the unflushed end of their log, and write on."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.brokers.rocketmq.living import RocketmqError, serving, tiered_index, until
+
+
+def test_messages_of_a_lost_end_hide_no_others(new_broker, client, topic, tmp_path):
+    """An indexed message is cut off, and its offset is then within a longer one. It is missing, and not damaged."""
+    index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+    broker, living = new_broker()
+    living.mqadmin("updateTopic", "-b", broker.address, "-t", topic, "-r", "1", "-w", "1")
+    for body in ("kept", "lost", "lost, too"):
+        until(lambda body=body: _sent(living, topic, body))
+    sent = until(lambda: len(found := living.by_key(topic, "k")) == 3 and found)
+    offsets = {_text(message): message["log_offset"] for message in sent}
+    tiered_index("ingest", broker.store, *index, "--json")
+    broker.end(signal.SIGKILL)
+    last = broker.segments[-1 - sum(int(one.name) > offsets["lost"] for one in broker.segments)]
+    with last.open("r+b") as segment:
+        at = offsets["lost"] - int(last.name)
+        segment.seek(at)
+        segment.write(bytes(last.stat().st_size - at))
+    broker.start()
+    until(lambda: _sent(living, topic, "L" * 5_000))
+    until(lambda: broker.segments and b"L" * 5_000 in last.read_bytes())
+    # without the option the run ends, and the range is recorded all the same
+    tiered_index("ingest", broker.store, *index, "--json", code=4)
+    told = json.loads(tiered_index("ingest", broker.store, *index, "--json", "--skip-missing"))
+    assert [loss["kind"] for loss in told["losses"]] == ["rewritten"]
+    asked = ("query", topic, "k", "--messages", *index, "--store", broker.store, "--json")
+    answer = json.loads(tiered_index(*asked))
+    assert (answer["status"], answer["lost"]) == ("complete", [])
+    states = sorted(one["state"] for one in answer["messages"])
+    assert states.count("local") == 2
+    (gone,) = [one for one in answer["messages"] if one["item"]["offset"] == offsets["lost, too"]]
+    assert gone["state"] == "missing" and "cut off or rewritten" in gone["problem"]
+    with serving(client, broker.name, *index, "--store", broker.store) as ours:
+        assert {_text(message) for message in ours.by_key(topic, "k")} == {"kept", "L" * 5_000}
+
+
+def _text(message):
+    return bytes.fromhex(message["body"]).decode()
+
+
+def _sent(living, topic, body):
+    """Send one message; return whether the broker took it: it may have just started."""
+    try:
+        return living.send(topic, {"keys": "k", "body": body.encode().hex()})
+    except RocketmqError:
+        return False
