@@ -48,7 +48,7 @@ from tiered_index.service.answers.validation import column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.sources.columns import FIELDS, Message, columns_of, own_value
-from tiered_index.sources.files import ParquetSource, Source, open_source, source_name
+from tiered_index.sources.files import ParquetSource, Source, open_source, other_files, source_name
 from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record
 from tiered_index.sources.places import local_path, opened_place
 from tiered_index.sources.table_folders import check_outside_tables
@@ -103,6 +103,44 @@ def given_fields(
         for n, value in constants.items()
     }
     return Fields(columns, values, schema, defaults)
+
+
+class RowNumbers:
+    """Refuses row numbers as offsets in a queue that has entries already, if other files were read.
+
+    Each file's rows count from 0, so an entry of one file would hide one of another.
+    """
+
+    def __init__(self, index: IndexService, others: Sequence[str]) -> None:
+        self._index, self._others = index, others
+        # the queues that had entries before this run, by topic
+        self._queues: dict[str, set[int]] = {}
+
+    def check(self, batch: Batch) -> None:
+        """Raise `InvalidArgument` if a message of the batch is in such a queue."""
+        if batch.columns is not None:
+            topics, queues = (batch.columns[name].to_pylist() for name in ("topic", "queue_id"))
+            places = set(zip(topics, queues, strict=True))
+        else:
+            messages = [record.message for record in batch.records() if record.message is not None]
+            places = {(message.topic, message.queue_id) for message in messages}
+        for topic, queue_id in sorted(places, key=str):
+            if queue_id in self._queues_of(topic):
+                raise InvalidArgument(
+                    f"queue {queue_id} of topic {topic!r} has entries, and {listed(self._others, 3)} was read before: "
+                    f"row numbers of two files would hide entries of each other. Give this file a queue of its own "
+                    f"(--constant queue_id=N), or --column offset=COLUMN with a number that is unique in its queue"
+                )
+
+    def _queues_of(self, topic: Any) -> set[int]:
+        if topic not in self._queues:
+            self._queues[topic] = found = set[int]()
+            # the put refuses other topics
+            if isinstance(topic, str) and topic:
+                with self._index.export(topic, allow_partial=True) as batches:
+                    for entries in batches:
+                        found.update(entries["queue_id"].unique().to_pylist())
+        return self._queues[topic]
 
 
 @dataclass
@@ -367,11 +405,17 @@ def ingest(
         if index.schema.caller_columns != fields.schema.caller_columns:
             names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
             raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
-        name = source_name(opened, index.durable_positions(), restart=restart, called=store_name)
+        known = index.durable_positions()
+        name = source_name(opened, known, restart=restart, called=store_name)
         start = 0 if restart or name is None else index.durable_position(name) or 0
         taken = Intake(index, opened, name, of_files.skip_bad, putting.patient(), position=start)
+        is_counted = fields.names.get("offset") == ROW_NUMBER and opened.counts_rows
+        others = other_files(opened, known) if is_counted and not start and not restart else []
+        numbers = RowNumbers(index, others) if others else None
         with putting.progress("ingesting", opened.total) as progress:
             for batch in opened.batches(start):
+                if numbers is not None:
+                    numbers.check(batch)
                 taken.take(batch)
                 progress.update(taken.position, f"{human_count(taken.entries)} entries")
         if opened.held_back_bytes:

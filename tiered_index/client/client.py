@@ -198,7 +198,7 @@ class IndexClient:
         allow_spent: bool = False,
         **limits: Any,
     ) -> tuple[pa.Table, dict[str, Any]]:
-        """Answer one or more lookups by one request, as one Arrow table and a dict about all of them.
+        """Answer one or more lookups by one request. Return a pair: one Arrow table, and a dict about all lookups.
 
         The table has `lookup` (int32: the lookup's number, from 0) and the columns of `QueryResult.to_arrow`, by lookup
         and in answer order. The dict has ``status``, ``cursors``, ``partial``, ``failed``, ``explain`` and the other

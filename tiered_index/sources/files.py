@@ -67,7 +67,7 @@ class ParquetSource:
         kinds = {name: schema.field(column).type for name, column in there.items()}
         check_kinds(kinds, self.fields.shown, f"{place}: ", self.fields.schema.caller_columns)
         self.unused = self.fields.unused(schema.names)
-        self._counts_rows = self.fields.counts_rows(schema.names)
+        self.counts_rows = self.fields.counts_rows(schema.names)
         self._names = list(dict.fromkeys(there.values()))
         self.total: int | None = self._table.rows
 
@@ -88,7 +88,7 @@ class ParquetSource:
             yield self._batch(rows, first + len(rows))
 
     def _batch(self, rows: pa.Table, end: int) -> Batch:
-        if self._counts_rows:
+        if self.counts_rows:
             rows = rows.append_column(ROW_NUMBER, pa.array(range(end - len(rows), end), pa.int64()))
         table = self.fields.of_table(rows)
         keys = table["keys" if "keys" in table.column_names else "key"]
@@ -126,7 +126,8 @@ class TextSource(ABC):
     held_back_bytes = 0
     # Columns that are no field
     unused: Sequence[str] = ()
-    _counts_rows = False
+    # whether the offset or another field is the generated row number
+    counts_rows = False
 
     def __init__(self, place: Place, fields: Fields) -> None:
         self.place = place
@@ -180,7 +181,7 @@ class TextSource(ABC):
                 self._seek(handle, position)
             # Lines before the block; None: counted on use
             number = None if start else int(self.begin > 0)
-            if number is None and self._counts_rows:
+            if number is None and self.counts_rows:
                 number = self._lines_before(position)
             blank_bytes = 0
             last = 1 << 62 if end is None else end
@@ -277,7 +278,7 @@ class TextSource(ABC):
             table = self._read(block)
             if len(table) != lines:
                 return None, lines, 0
-            if self._counts_rows:
+            if self.counts_rows:
                 counted = pa.array(self._rows(np.array(numbers, np.int64)))
                 if ROW_NUMBER in table.column_names:  # members of NDJSON
                     counted = pc.coalesce(table[ROW_NUMBER].cast(pa.int64()), counted)
@@ -300,7 +301,7 @@ class NdjsonSource(TextSource):
 
     def __init__(self, place: Place, fields: Fields | None = None) -> None:
         super().__init__(place, fields or Fields())
-        self._counts_rows = self.fields.counts_rows(())
+        self.counts_rows = self.fields.counts_rows(())
         types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
         types |= {column.name: own_type(column) for column in self.fields.schema.caller_columns}
         # A `key` is one key or a list, a time is a number or text. The last successful combination is tried first.
@@ -359,7 +360,7 @@ class NdjsonSource(TextSource):
         for name in _KEY_FIELDS:
             if (column := self.fields.names.get(name)) in row:
                 row[column] = written_key(row[column])
-        if self._counts_rows and row.get(ROW_NUMBER) is None:
+        if self.counts_rows and row.get(ROW_NUMBER) is None:
             row[ROW_NUMBER] = number
         return self.fields.checked(self.fields.of_row(row))
 
@@ -375,7 +376,7 @@ class CsvSource(TextSource):
         self._header = self._cells(line.removeprefix(b"\xef\xbb\xbf"))
         self.fields.check_columns(self._header, str(place))
         self.unused = self.fields.unused(self._header)
-        self._counts_rows = self.fields.counts_rows(self._header)
+        self.counts_rows = self.fields.counts_rows(self._header)
 
     def _is_whole(self, line: bytes) -> bool:
         return False  # the last value may be incomplete
@@ -421,7 +422,7 @@ class CsvSource(TextSource):
         if len(cells) != len(self._header):
             raise InvalidArgument(f"{len(cells)} columns, not {len(self._header)}")
         row: dict[str, Any] = dict(zip(self._header, cells, strict=True))
-        fields = self.fields.of_row(row | ({ROW_NUMBER: self._rows(number)} if self._counts_rows else {}))
+        fields = self.fields.of_row(row | ({ROW_NUMBER: self._rows(number)} if self.counts_rows else {}))
         for name in _INTEGERS:
             # Arrow ignores blanks around a number
             if re.fullmatch(r"[ \t]*-?[0-9]{1,20}[ \t]*", str(fields.get(name, ""))):
@@ -479,6 +480,18 @@ def _head(place: Place, handle: IO[bytes]) -> bytes:
         return gzip.GzipFile(fileobj=handle).read(_HEAD_BYTES)
     except (EOFError, OSError, zlib.error) as error:
         raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
+
+
+def other_files(source: Source, known: Iterable[str]) -> list[str]:
+    """Return the places of files with other content than `source`, among the names `known` of an index."""
+    found = []
+    for name in known:
+        match = _NAME.fullmatch(name)
+        if match is not None and match["path"] != str(source.place):
+            length = int(match["length"])
+            if source.fingerprint(length) != (length, match["hash"]):
+                found.append(match["path"])
+    return found
 
 
 def source_name(source: Source, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:

@@ -345,6 +345,8 @@ def test_columns_of_ones_own_and_row_numbers(run_here, made, tmp_path, monkeypat
     more = tmp_path / f"more.{kind}"
     if kind != "parquet":
         more.write_text(path.read_text().replace(f"{BEGIN_MS}", f"{BEGIN_MS + 5000}"))
+        # a queue of its own: its rows count from 0, too
+        names = tuple(one.replace("queue_id=0", "queue_id=1") for one in names)
         outcome = run_here("ingest", more, *names, "--constant", "tag=new", "--constant", "uuid=x", *where)
         assert f"not indexed: tag, note of {more}" in outcome.err
         newest, *_ = run_here("query", "birds", "wren", "--root", made.root, "--json").document["items"]
@@ -424,3 +426,22 @@ def test_entries_of_a_store_older_than_the_retention_are_counted(run_here, tmp_p
     where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects", *SMALL)
     done = run_here("ingest", tmp_path / "store", *where, "--set", "retention.topics.ord*=30d", "--json")
     assert (done.document["entries"], done.document["expired"]) == (20, 5)
+
+
+def test_row_numbers_of_a_second_file_need_a_queue_of_their_own(run_here, tmp_path):
+    """They would hide entries of the first file. A file that moved, or has other queues, has no such entries."""
+    first, second, moved = (tmp_path / name for name in ("first.csv", "second.csv", "moved.csv"))
+    head = "topic,queue_id,key,size,timestamp_ms\n"
+    first.write_text(head + "orders,0,a,1,1700000000000\norders,0,b,1,1700000001000\n")
+    second.write_text(head + "orders,0,a,1,1700000005000\n")
+    moved.write_text(first.read_text())
+    where = ("--column", "offset=rownumber", "--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'store'}")
+    where += SMALL
+    assert run_here("ingest", first, *where).code == 0
+    refused = run_here("ingest", second, *where)
+    assert refused.code == 2 and "queue 0 of topic 'orders' has entries" in refused.err, refused.err
+    assert "--constant queue_id=N" in refused.err and str(first) in refused.err
+    assert run_here("ingest", moved, *where).code == 0
+    assert run_here("ingest", second, "--constant", "queue_id=1", *where).code == 0
+    items = run_here("query", "orders", "a", "--root", tmp_path / "root", "--json").document["items"]
+    assert [(item["queue_id"], item["offset"]) for item in items] == [(1, 0), (0, 0)]

@@ -7,7 +7,7 @@ import * as message from "./message.js";
 import { ERROR, NUMBER, SPAN, Table, ago, bytes, cents, column, count, counted, fileList, find, make, spans, state, tell,
   time } from "./page.js";
 import * as results from "./results.js";
-import { isDay, isLocal, moment, ownZone, setLocal } from "./times.js";
+import { isDay, isLikelySeconds, isLocal, moment, ownZone, setLocal } from "./times.js";
 
 const PAGE = 25;
 const MANY = 1000;
@@ -433,10 +433,15 @@ function conclude(end) {
   find("every").hidden = cursor === null;
   table.more = cursor === null ? null : () => read(false);
   const notes = [];
+  const timed = asked.begin_ms || asked.end_ms;
+  if (timed) {
+    const shown = (text) => (/^-?\d+$/.test(text) ? time(Number(text)) : text);
+    notes.push(`Searched from ${shown(asked.begin_ms) || "the beginning"} to ${shown(asked.end_ms) || "now"}.`);
+  }
+  for (const name of ["begin_ms", "end_ms"]) if (isLikelySeconds(asked[name]))
+    notes.push(`${asked[name]} is read as milliseconds; did you mean ${asked[name]}000?`);
   if (!items.length) {
     const looked = [...reports.values()].filter(({ outcome }) => outcome !== "refreshed").length;
-    const timed = asked.begin_ms || asked.end_ms;
-    if (timed) notes.push(`Searched from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
     if (end.matchesNone) notes.push("No topic that you may see matches.");
     else if (looked) notes.push(`The search read or skipped ${counted(looked, "file")}: see below.`);
     else if (!end.explain.files) notes.push("This token does not show which files were read.");

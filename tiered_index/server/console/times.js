@@ -49,6 +49,9 @@ export function moment(given, { isEnd = false, local = isLocal() } = {}) {
   return fraction ? found.replace("Z", `.${fraction}Z`) : found;
 }
 
+// Returns whether a number is probably of seconds: as milliseconds it is before March 1973.
+export const isLikelySeconds = (text) => /^\d+$/.test(text ?? "") && Number(text) > 0 && Number(text) < 1e11;
+
 // Returns a moment in the browser's time zone; an empty text if that is UTC.
 export function here(ms) {
   const at = new Date(Number(ms));

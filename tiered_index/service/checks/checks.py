@@ -63,6 +63,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import Checkpoints, StorageLog, has_hole, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.log.summary import decode as decode_summary
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import LIST, FileList
@@ -336,7 +337,9 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     own = partial(own_objects, storage, foreign=partial(_note_foreign, report=report))
     checkpoints: dict[int, list[str]] = {}
     for info in own(CHECKPOINT_PREFIX):
-        if not is_summary(info.name):
+        if is_summary(info.name):
+            _check_summary(storage, info.name, report)
+        else:
             checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
     records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}
@@ -422,6 +425,15 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
     except CorruptFile as error:
         report.add_error(name, "checkpoint", error)
     report.count("checkpoints")
+
+
+def _check_summary(storage: Storage, name: str, report: Report) -> None:
+    try:
+        decode_summary(storage.get(name), name)
+    except ObjectNotFound:
+        return  # the writer has renewed it
+    except CorruptFile as error:
+        report.add_error(name, "checkpoint", error)
 
 
 def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> None:

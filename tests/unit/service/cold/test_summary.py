@@ -18,6 +18,8 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
 from tiered_index.service.cold import path as path_module
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.log import log as log_module
@@ -438,3 +440,19 @@ def test_an_index_that_this_process_wrote_is_not_parsed_again(monkeypatch):
     assert decode(encode({"c": (1, b"z")}), "name", index) == {"c": (1, b"z")} and len(parsed) == 1
     with pytest.raises(CorruptFile, match="length"):
         decode(data, "name", Index(index.data, index.rows[1:]))
+
+
+def test_verify_finds_a_damaged_summary(tmp_path):
+    made = cold_index(tmp_path / "root", files=10, entries=2)
+    name = summarise(made.inner)
+
+    def findings():
+        report = Report()
+        check_storage(made.inner, {}, report, lambda *_: None, deep=True, threads=1)
+        return [(one.file, one.part) for one in report.findings]
+
+    assert findings() == []
+    data = bytearray(made.inner.get(name))
+    data[len(data) // 2] ^= 1
+    made.inner.put(name, bytes(data))
+    assert findings() == [(name, "checkpoint")]
