@@ -1,0 +1,106 @@
+"""Measures what indexing topics of Kafka costs, beside a plain consume loop: ``python -m tests.benchmarks.kafka``.
+
+All ways read the same records of a mock cluster, in turn, in one run, each in a process of its own: a loop that only
+consumes; an index by the record's key, by a field of its JSON value, and by its key with the archive. It prints the
+seconds of processor time of all threads, those of the client among them, and their ratios to the loop's. All entries
+are flushed, and all records are archived by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+
+from tests.kafka.followed import archive, ingest
+from tests.support.kafka_cluster import Producing, kafka_cluster
+from tiered_index import IndexService
+
+GOALS = {"key": 2.0, "json": 3.0, "archive": 4.0}
+"""The greatest ratio of each way's processor time to the loop's."""
+WAYS = ("loop", *GOALS)
+_TOPIC = "orders"
+_FIELDS = 20
+_BATCH = 20_000
+
+
+def value(number: int) -> str:
+    """Return a document of some 560 bytes."""
+    fields = {f"field_{n:02}": f"value {number + n:012}" for n in range(_FIELDS - 3)}
+    return json.dumps({"order": {"id": f"order-{number}", "total": number / 4}, "at": number, **fields})
+
+
+def consume(servers: str, records: int) -> None:
+    """Read all records, and touch their parts."""
+    settings = {"bootstrap.servers": servers, "group.id": "loop", "enable.auto.commit": False, "check.crcs": True}
+    consumer = confluent_kafka.Consumer({**settings, "auto.offset.reset": "earliest"})
+    partitions = consumer.list_topics(_TOPIC).topics[_TOPIC].partitions
+    consumer.assign([confluent_kafka.TopicPartition(_TOPIC, number, 0) for number in partitions])
+    read = size = 0
+    while read < records:
+        for message in consumer.consume(_BATCH, 0.2):
+            assert message.error() is None
+            size += len(message.key()) + len(message.value()) + message.offset() + message.timestamp()[1]
+            read += 1
+    consumer.close()
+
+
+def run_way(way: str, servers: str, records: int, folder: str) -> float:
+    """Return the seconds of processor time of one way in this process."""
+    if way == "loop":
+        begun_s = time.process_time()
+        consume(servers, records)
+        return time.process_time() - begun_s
+    root = Path(folder) / "root"
+    with IndexService.open(root=root, storage=f"{root.as_uri()}-storage", background=False) as index:
+        begun_s = time.process_time()
+        read = archive if way == "archive" else ingest
+        follower = read(index, servers, _TOPIC, keys=("json:order.id" if way == "json" else "key",))
+        index.flush()
+        used_s = time.process_time() - begun_s
+        assert (follower.messages, follower.entries) == (records, records)
+    return used_s
+
+
+def measure(records: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of each way, the median of the rounds, and the ratios to the loop's."""
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
+    with kafka_cluster() as cluster:
+        produced = ({"key": f"customer-{n}", "value": value(n), "partition": n % 4} for n in range(records))
+        Producing(cluster.servers).send(_TOPIC, produced)
+        for _ in range(rounds):
+            for way in WAYS:
+                with tempfile.TemporaryDirectory() as folder:
+                    command = [sys.executable, "-m", "tests.benchmarks.kafka", "--way", way, "--folder", folder]
+                    command += ["--servers", cluster.servers, "--records", str(records)]
+                    done = subprocess.run(command, capture_output=True, text=True, check=True)
+                    taken[way].append(float(done.stdout))
+    seconds = {way: statistics.median(each) for way, each in taken.items()}
+    ratios = {way: round(seconds[way] / seconds["loop"], 2) for way in GOALS}
+    return {"records": records, "rounds": rounds, "cpu_s": seconds, "ratios": ratios, "goals": GOALS}
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=30_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    for name in ("--way", "--servers", "--folder"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way is not None:
+        print(run_way(given.way, given.servers, given.records, given.folder))
+    else:
+        print(json.dumps(measure(given.records, given.rounds), indent=1))
+
+
+if __name__ == "__main__":
+    main()
