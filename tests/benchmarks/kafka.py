@@ -27,9 +27,15 @@ from tiered_index import IndexService
 GOALS = {"key": 2.0, "json": 3.0, "archive": 4.0}
 """The greatest ratio of each way's processor time to the loop's."""
 WAYS = ("loop", *GOALS)
-_TOPIC = "orders"
+# The mock cluster keeps 5 MiB of a partition
+_TOPIC_RECORDS = 24_000
 _FIELDS = 20
 _BATCH = 20_000
+
+
+def topics_of(records: int) -> list[str]:
+    """Return the topics that have so many records."""
+    return [f"orders-{number}" for number in range(-(-records // _TOPIC_RECORDS))]
 
 
 def value(number: int) -> str:
@@ -42,8 +48,9 @@ def consume(servers: str, records: int) -> None:
     """Read all records, and touch their parts."""
     settings = {"bootstrap.servers": servers, "group.id": "loop", "enable.auto.commit": False, "check.crcs": True}
     consumer = confluent_kafka.Consumer({**settings, "auto.offset.reset": "earliest"})
-    partitions = consumer.list_topics(_TOPIC).topics[_TOPIC].partitions
-    consumer.assign([confluent_kafka.TopicPartition(_TOPIC, number, 0) for number in partitions])
+    topics = consumer.list_topics().topics
+    places = [(topic, number) for topic in topics_of(records) for number in topics[topic].partitions]
+    consumer.assign([confluent_kafka.TopicPartition(*place, 0) for place in places])
     read = size = 0
     while read < records:
         for message in consumer.consume(_BATCH, 0.2):
@@ -63,7 +70,7 @@ def run_way(way: str, servers: str, records: int, folder: str) -> float:
     with IndexService.open(root=root, storage=f"{root.as_uri()}-storage", background=False) as index:
         begun_s = time.process_time()
         read = archive if way == "archive" else ingest
-        follower = read(index, servers, _TOPIC, keys=("json:order.id" if way == "json" else "key",))
+        follower = read(index, servers, *topics_of(records), keys=("json:order.id" if way == "json" else "key",))
         index.flush()
         used_s = time.process_time() - begun_s
         assert (follower.messages, follower.entries) == (records, records)
@@ -74,8 +81,10 @@ def measure(records: int, rounds: int) -> dict[str, Any]:
     """Return the seconds of each way, the median of the rounds, and the ratios to the loop's."""
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     with kafka_cluster() as cluster:
-        produced = ({"key": f"customer-{n}", "value": value(n), "partition": n % 4} for n in range(records))
-        Producing(cluster.servers).send(_TOPIC, produced)
+        for number, topic in enumerate(topics_of(records)):
+            mine = range(number * _TOPIC_RECORDS, min(records, (number + 1) * _TOPIC_RECORDS))
+            produced = ({"key": f"customer-{n}", "value": value(n), "partition": n % 4} for n in mine)
+            Producing(cluster.servers).send(topic, produced)
         for _ in range(rounds):
             for way in WAYS:
                 with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +100,7 @@ def measure(records: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=30_000)
+    parser.add_argument("--records", type=int, default=240_000)
     parser.add_argument("--rounds", type=int, default=3)
     for name in ("--way", "--servers", "--folder"):
         parser.add_argument(name, help=argparse.SUPPRESS)

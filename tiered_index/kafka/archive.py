@@ -24,11 +24,13 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.kafka.client import Retention, Stopped
+from tiered_index.kafka.client import Parts, Place, Retention, Stopped, parts_of
+from tiered_index.kafka.keys import Headers
 from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.service.log.records import ArchivedSegment
@@ -69,14 +71,51 @@ EVERY_S = 3600.0
 
 def encode_records(records: Sequence[KafkaRecord], keys: Sequence[str]) -> bytes:
     """Return the file of records of one partition, in order of their offsets."""
-    rows = []
-    for one in records:
-        headers = [{"key": name, "value": value} for name, value in one.headers] or None
-        plain = one.key, one.value, one.topic, one.partition, one.offset, one.timestamp_ms, one.timestamp_type - 1
-        rows.append(dict(zip(SCHEMA.names, (*plain, headers), strict=True)))
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    sizes = np.array([one.size for one in records], np.int64)
+    rows = [(r.offset, r.key, r.value, r.headers, r.timestamp_ms, int(r.timestamp_type)) for r in records]
+    place = (records[0].topic, records[0].partition) if records else ("", 0)
+    return encode_parts(place, rows, keys)
+
+
+def encode_parts(place: Place, rows: Sequence[Parts], keys: Sequence[str]) -> bytes:
+    """Return the file of records of one partition, in order of their offsets, column by column.
+
+    Memory: the texts of the records once more.
+    """
+    offsets, *texts, headers, times, clocks = zip(*rows, strict=True) if rows else [()] * 6
+    key, value = (pa.array(column, pa.binary()) for column in texts)
+    columns = {
+        "key": key,
+        "value": value,
+        "topic": pa.repeat(pa.scalar(place[0], pa.string()), len(rows)),
+        "partition": pa.repeat(pa.scalar(place[1], pa.int32()), len(rows)),
+        "offset": pa.array(offsets, pa.int64()),
+        "timestamp": pa.array(times, SCHEMA.field("timestamp").type),
+        "timestampType": pa.array(np.array(clocks, np.int32) - 1),
+        "headers": _header_lists(headers),
+    }
+    sizes = sum(pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64) for column in (key, value))
+    if columns["headers"].null_count < len(rows):
+        sizes = sizes + np.array([sum(_header_bytes(*each) for each in one) for one in headers], np.int64)
+    table = pa.table(columns, schema=SCHEMA)
     return encode_columns(table, sizes, {KEYS_NOTE: json.dumps(list(keys))})
+
+
+def _header_bytes(name: str, value: bytes | None) -> int:
+    return len(name.encode()) + len(value or b"")
+
+
+def _header_lists(headers: Sequence[Headers]) -> pa.Array:
+    """Return the headers of records as lists; a record without headers has a null."""
+    kind = SCHEMA.field("headers").type
+    if not any(headers):
+        return pa.nulls(len(headers), kind)
+    flat = [pair for one in headers for pair in one]
+    names, values = pa.array([name for name, _ in flat], pa.string()), pa.array([each for _, each in flat], pa.binary())
+    pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+    ends = list(itertools.accumulate(map(len, headers), initial=0))
+    # the begin of a null is null
+    begins = pa.array([end if one else None for end, one in zip(ends, headers, strict=False)] + ends[-1:], pa.int32())
+    return pa.ListArray.from_arrays(begins, pairs, type=kind)
 
 
 def keys_of_file(end: bytes) -> list[str]:
@@ -139,7 +178,8 @@ class KafkaArchiver:
         self._unknown: set[str] = set()
         self._index, self._clock = self.source.index, self.source.clock
         # what reads on in a store, the next offset there, and the offset at which it ends
-        self._reading: Iterator[KafkaRecord] = iter(())
+        # messages of the client
+        self._reading: Iterator[Any] = iter(())
         self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
@@ -257,7 +297,7 @@ class KafkaArchiver:
         self._check_log(name)  # also before the read, which is useless while topic ids can't be read
         records, end = self._read(name, begin, until)
         self._check_log(name)
-        file = encode_records(records, self.source.all_keys().given)
+        file = encode_parts((name.topic, name.partition), records, self.source.all_keys().given)
         self.archived += self._index.archive_columns(name.store, begin, end - begin, file)
         return True
 
@@ -292,18 +332,20 @@ class KafkaArchiver:
         self._passed[store] = end
         self.source.pass_over(store, end)
 
-    def _read(self, name: Name, begin: int, until: int) -> tuple[list[KafkaRecord], int]:
+    def _read(self, name: Name, begin: int, until: int) -> tuple[list[Parts], int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
         if self._next != (name.store, begin, until):
-            self._reading = self.source.broker.records((name.topic, name.partition), begin, until, self._stopped)
+            self._reading = self.source.broker.messages((name.topic, name.partition), begin, until, self._stopped)
         self._next = None
-        records, size = list[KafkaRecord](), 0
-        for record in self._reading:
-            records.append(record)
-            size += record.size + _RECORD_BYTES
+        records, size = list[Parts](), 0
+        for message in self._reading:
+            records.append(parts := parts_of(message))
+            offset, key, _, headers, *_ = parts
+            size += len(message) + (0 if key is None else len(key)) + _RECORD_BYTES
+            size += sum(_header_bytes(*each) for each in headers) if headers else 0
             if size >= self.segment_bytes:
-                self._next = name.store, record.offset + 1, until
-                return records, record.offset + 1
+                self._next = name.store, offset + 1, until
+                return records, offset + 1
         return records, until
 
     def _check_log(self, name: Name) -> None:

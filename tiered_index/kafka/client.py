@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -39,6 +39,8 @@ kafka: Any = confluent_kafka
 T = TypeVar("T")
 Place = tuple[str, int]
 """Topic and number of a partition."""
+Parts = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None, int]
+"""Offset, key, value, headers, time in epoch milliseconds and kind of clock of a record, as Kafka's client counts."""
 TIMEOUT_S = 30.0
 # of a request that is sent again later
 STEP_S = 5.0
@@ -449,6 +451,14 @@ class KafkaBroker:
         self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
     ) -> Generator[KafkaRecord, None, None]:
         """Yield the records of a partition from offset `begin` to `until`, which its log has. Raises as `error_of`."""
+        with contextlib.closing(self.messages(place, begin, until, stopped)) as messages:
+            for message in messages:
+                yield record_of(message)
+
+    def messages(
+        self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
+    ) -> Generator[Any, None, None]:
+        """Yield messages of the client as `records` yields records: see `parts_of`."""
         where, consumer, heard_s = "{}/{}".format(*place), self._consumer(), time.monotonic()
         try:
             consumer.assign([kafka.TopicPartition(*place, begin)])
@@ -459,7 +469,7 @@ class KafkaBroker:
                     error = message.error()
                     if error is None and message.offset() < until:
                         begin = message.offset() + 1
-                        yield record_of(message)
+                        yield message
                     elif error is None or (
                         error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until
                     ):
@@ -532,18 +542,16 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
         return []
 
 
+def parts_of(message: Any) -> Parts:
+    """Return the offset, key, value, headers, time and clock of a message of the client."""
+    kind, time_ms = message.timestamp()
+    if time_ms < 0 or kind == 0:
+        kind, time_ms = 0, None
+    return message.offset(), message.key(), message.value(), headers_of(message), time_ms, kind
+
+
 def record_of(message: Any) -> KafkaRecord:
     """Return the record of a message of the client."""
-    kind, time_ms = message.timestamp()
-    if time_ms < 0:
-        kind = TimestampType.NONE
-    return KafkaRecord(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        message.key(),
-        message.value(),
-        tuple(headers_of(message)),
-        None if kind == TimestampType.NONE else time_ms,
-        TimestampType(kind),
-    )
+    offset, key, value, headers, time_ms, kind = parts_of(message)
+    place = message.topic(), message.partition(), offset
+    return KafkaRecord(*place, key, value, tuple(headers), time_ms, TimestampType(kind))

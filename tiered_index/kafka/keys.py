@@ -194,6 +194,18 @@ class Keys:
             self._looked_at = None
         return texts
 
+    @property
+    def only_path(self) -> bool:
+        """Whether the only key of a record is a plain path of its value."""
+        return len(self._paths) == 1 and not self._key_spells and not self._headers and self._fields is not None
+
+    def take_text(self, value: bytes | None) -> str | None:
+        """Return the key of a value by the `only_path`; None: call `take_parts`. It is quick for short texts."""
+        if value is None or self._fields is None or (text := self._fields.only_text(value)) is None:
+            return None
+        self._looked_at = None if 0 < len(text) <= MAX_KEY_UNITS else self._looked_at
+        return text if 0 < len(text) <= MAX_KEY_UNITS else None
+
     def take(self, record: KafkaRecord) -> list[str]:
         """Return the keys of a record as `of` does, and count missing keys and invalid JSON."""
         if self.function is not None:

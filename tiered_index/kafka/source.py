@@ -804,10 +804,16 @@ class KafkaSource:
         end = messages[-1].offset() + 1
         without = self.keys.without_key
         rows = None
-        if (keys := self.keys.plain_keys([message.key() for message in messages])) is None:
+        found = [message.key() for message in messages]
+        if (keys := self.keys.plain_keys(found)) is None:
             keys, rows = self._slow_keys(messages)
         offsets = np.array([message.offset() for message in messages], np.int64)
-        sizes = np.array([_size(message) for message in messages], np.int64)
+        sizes = np.array(
+            [len(message) + len(key or b"") for message, key in zip(messages, found, strict=True)], np.int64
+        )
+        headers = [headers_of(message) for message in messages]
+        if any(headers):
+            sizes += np.array([sum(len(n.encode()) + len(v or b"") for n, v in one) for one in headers], np.int64)
         partition.record_bytes = float(sizes.mean())
         times = np.array([message.timestamp()[1] for message in messages], np.int64)
         # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
@@ -839,6 +845,14 @@ class KafkaSource:
         """Return the keys, one a row, and the number of each key's record."""
         if self.keys.function is not None:
             found = [self.keys.take(record_of(message)) for message in messages]
+        elif self.keys.only_path:
+            texts = [self.keys.take_text(message.value()) for message in messages]
+            if None not in texts:
+                return pa.array(texts, pa.string()), None
+            found = [
+                self._keys_of(message, False, True) if text is None else [text]
+                for message, text in zip(messages, texts, strict=True)
+            ]
         else:
             found = [self._keys_of(message, *self.keys.needs) for message in messages]
         rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
@@ -928,12 +942,6 @@ def _problem_of(answer: Future[Any], what: str) -> str | None:
 
 def _place_of(message: Any) -> str:
     return f"{message.topic()}/{message.partition()}/{message.offset()}"
-
-
-def _size(message: Any) -> int:
-    key, headers = message.key(), headers_of(message)
-    size = len(message) + (0 if key is None else len(key))
-    return size if not headers else size + sum(len(name.encode()) + len(value or b"") for name, value in headers)
 
 
 def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:

@@ -64,6 +64,17 @@ class FieldReader:
         paths = [path for one in expressions if (path := _plain_path(one.parsed)) is not None]
         return cls(paths) if paths and len(paths) == len(expressions) else None
 
+    def only_text(self, value: bytes) -> str | None:
+        """Return the key of a value at the only path, if it is a text of ASCII; None: ask `keys_of`."""
+        (way, names), *_ = self._ways
+        try:
+            found = self._decode(value)
+            for field in way:
+                found = getattr(found, field)
+        except (msgspec.MsgspecError, RecursionError, ValueError, AttributeError):
+            return None
+        return found if type(found) is str and not names and found.isascii() else None
+
     def keys_of(self, value: bytes) -> list[str]:
         """Return the keys of a JSON object, by path. Raises `Unclear`."""
         try:
