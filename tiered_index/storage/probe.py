@@ -61,9 +61,10 @@ class Finding:
 def check_storage(storage: Storage, clock: Clock | None = None) -> None:
     """Raise `StorageMisconfigured` for the first ability that a storage lacks. Log those that are worked round.
 
+    Multipart uploads are left out: an upload of a large file reports itself that the service refuses it.
     Passes on other errors. Raises `StorageUnavailable` if the storage does not answer.
     """
-    for found in probe(storage, clock):
+    for found in probe(storage, clock, uploads=False):
         if isinstance(found.error, StorageMisconfigured):
             raise found.error
         if found.state == "missing":
@@ -95,15 +96,15 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     raise StorageMisconfigured.lacking(f"{storage.uri} {problem}")
 
 
-def probe(storage: Storage, clock: Clock | None = None) -> list[Finding]:
-    """Return what is found about each ability of a storage.
+def probe(storage: Storage, clock: Clock | None = None, *, uploads: bool = True) -> list[Finding]:
+    """Return what is found about each ability of a storage; `uploads`: also about multipart uploads.
 
     `clock` is this machine's. Raises `StorageError` if the storage can't be used at all, for example without access.
     """
-    found = _Probe(storage, clock or SystemClock()).findings()
+    found = _Probe(storage, clock or SystemClock(), uploads).findings()
     if any(one.state == "missing" for one in found):
         # if this process slept for a day between two steps, another one may have swept the objects
-        found = _Probe(storage, clock or SystemClock()).findings()
+        found = _Probe(storage, clock or SystemClock(), uploads).findings()
     return found
 
 
@@ -178,8 +179,8 @@ def _difference(stored: bytes | None) -> str:
 class _Probe:
     """The probe of one storage."""
 
-    def __init__(self, storage: Storage, clock: Clock) -> None:
-        self._storage, self._clock = storage, clock
+    def __init__(self, storage: Storage, clock: Clock, uploads: bool) -> None:
+        self._storage, self._clock, self._has_uploads = storage, clock, uploads
         self._folder = f"{PROBE_PREFIX}{uuid.uuid4().hex}/"
         self.names = self._first, self._second, self._big = [f"{self._folder}{letter}" for letter in "abc"]
         self._skew_ms = 0
@@ -192,7 +193,7 @@ class _Probe:
             ("the bytes that come back", "every checksum", self._bytes),
             (RANGES, "a lookup reads a piece of a file", self._ranges),
             (START_AFTER, "a reader finds the log's end", self._lists),
-            ("multipart uploads", "files of more than 16 MiB", self._upload),
+            *([("multipart uploads", "files of more than 16 MiB", self._upload)] if self._has_uploads else []),
             (BULK_DELETES, "checkpoints, merges, erasures", self._deletes),
             ("clock", "ages of orphans", self._times),
         ]
