@@ -12,7 +12,16 @@ from tests.support.store_writer import pack_entry
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.rocketmq.log import store
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import ENTRY, ENTRY_BYTES, ConsumeQueue, decode_entries, list_queues, offsets_named
+from tiered_index.rocketmq.log.store import (
+    BATCH_ENTRY,
+    ENTRY,
+    ENTRY_BYTES,
+    BatchConsumeQueue,
+    ConsumeQueue,
+    decode_entries,
+    list_queues,
+    offsets_named,
+)
 
 PER_FILE = 10
 FILE_BYTES = PER_FILE * ENTRY_BYTES
@@ -141,3 +150,21 @@ def test_a_queue_that_cannot_be_read_names_nothing(tmp_path):
     for content in (b"\xff" * FILE_BYTES, b"\x7f" * FILE_BYTES, b"\0\0\0\0\0\0\0\x05\0\0\0\x09" * 16 + b"\0" * 8, b"x"):
         path.write_bytes(content)
         assert set(offsets_named(tmp_path, 0, 2**62).tolist()) >= {0, 100}
+
+
+def test_a_queue_of_batches(tmp_path):
+    """An entry is a batch: each of its queue offsets leads to it, and the next batch begins behind its last message."""
+    rows = [(0, 50, 0, 1, 0, 4), (50, 40, 0, 2, 4, 1), (90, 60, 0, 3, 5, 3)]
+    written = np.array([(*row, b"") for row in rows], BATCH_ENTRY)
+    (folder := tmp_path / "T" / "0").mkdir(parents=True)
+    for number in (0, 1):
+        name = segment_name(number * 2 * BATCH_ENTRY.itemsize)
+        content = written[2 * number : 2 * number + 2].tobytes()
+        (folder / name).write_bytes(content.ljust(2 * BATCH_ENTRY.itemsize, b"\0"))
+    queue = BatchConsumeQueue("T", 0, folder)
+    assert [queue.read(offset, 1)[0] for offset in range(8)] == [0, 0, 0, 0, 4, 5, 5, 5]
+    assert [len(queue.read(offset)[1]) for offset in (0, 3, 4, 7, 8)] == [3, 3, 2, 1, 0]
+    first, entries = queue.read(2)
+    assert queue.offsets(first, entries).tolist() == [0, 4, 5, 8]
+    assert (queue.end(), queue.seek(0), queue.seek(1), queue.seek(90), queue.seek(91)) == (8, 0, 4, 5, 8)
+    assert queue.read()[0] == 0 and BatchConsumeQueue("T", 1, tmp_path / "none").end() == 0

@@ -266,6 +266,15 @@ def until(what: Any, seconds: float = 30.0) -> Any:
     return found
 
 
+def made_topic(living: Asked, broker: Broker, topic: str, *more: str) -> None:
+    """Make a topic with three queues at one broker, and wait until producers can send to it.
+
+    A topic that is made by sending may come to another broker of the session.
+    """
+    living.mqadmin("updateTopic", "-b", broker.address, "-t", topic, "-r", "3", "-w", "3", *more)
+    until(lambda: '"queueDatas":[{' in re.sub(r"\s", "", living.mqadmin("topicRoute", "-t", topic)))
+
+
 def place(message: Mapping[str, Any]) -> tuple[int, str]:
     """Return where a message lies: an order in which answers can be compared."""
     return message["log_offset"], message["id"]

@@ -5,7 +5,6 @@ deleted, a log after a crash. A broker's own answers are compared with our serve
 from __future__ import annotations
 
 import json
-import re
 import signal
 
 import pytest
@@ -14,17 +13,12 @@ from tests.brokers.rocketmq.living import (
     RocketmqError,
     assert_same,
     let_delete,
+    made_topic,
     same_by_key,
     serving,
     tiered_index,
     until,
 )
-
-
-def made_topic(living, broker, topic, *more):
-    """Make a topic with three queues, and wait until producers can send to it."""
-    living.mqadmin("updateTopic", "-b", broker.address, "-t", topic, "-r", "3", "-w", "3", *more)
-    until(lambda: '"queueDatas":[{' in re.sub(r"\s", "", living.mqadmin("topicRoute", "-t", topic)))
 
 
 @pytest.fixture
