@@ -22,13 +22,13 @@ $(VENV)/.stamp-python: deploy/make-venv.sh
 	@touch $@
 
 # the sources from which pip builds the package
-SOURCES := pyproject.toml requirements.lock setup.py $(wildcard tiered_index/*.pyx tiered_index/*.pxd tiered_index/*.h)
+SOURCES := pyproject.toml requirements.lock setup.py deploy/install.sh deploy/locked.py $(wildcard tiered_index/*.pyx tiered_index/*.pxd tiered_index/*.h)
 # prints one line if the compiled core could not be built
 CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
 
 $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 	@echo "installing tiered_index with the extra 'demo': 75 packages of requirements.lock, and a compiled core; once, 1 to 4 minutes"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
+	@bash deploy/install.sh $(VENV) demo -e
 	@$(CORE)
 	@touch $@
 
@@ -37,7 +37,7 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
 	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test': 140 packages of requirements.lock, and a compiled core; once, some minutes"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,kafka,server,spark,test]' \
+	bash deploy/install.sh $(VENV) bench,demo,fast,kafka,server,spark,test -e --no-compile \
 		|| { wait $$found; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$found
@@ -51,12 +51,12 @@ demo: $(VENV)/.stamp-demo ## run the main job on millions of messages, with two 
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock); once, 1 to 2 minutes"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server]'
+	@bash deploy/install.sh $(VENV) demo,server -e
 	@touch $@
 
 $(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'kafka' (versions from requirements.lock); once, 1 to 2 minutes"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,kafka]'
+	@bash deploy/install.sh $(VENV) demo,kafka -e
 	@touch $@
 
 kafka-demo: $(VENV)/.stamp-kafka ## follow topics of a mock Kafka cluster, kill the follower, find records by key, header and JSON field
@@ -77,9 +77,9 @@ DOCS := $(VENV)-docs
 
 $(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(DOCS)
-	@$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/wanted.txt
 	@echo "installing packages in $(DOCS); once, some minutes"
-	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r $(DOCS)/wanted.txt
+	@$(DOCS)/bin/python deploy/locked.py hashes docs > $(DOCS)/hashes.txt
+	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r $(DOCS)/hashes.txt
 	@touch $@
 
 # a dead link fails; pages load nothing from another host
@@ -194,7 +194,7 @@ bench-s3: $(VENV)/.stamp-test ## measure cold lookups on a real S3 server, start
 # out if they are missing.
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@echo "installing tiered_index with the extra 'peers'; once, some minutes"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
+	@bash deploy/install.sh $(VENV) peers -e
 	@touch $@
 
 bench-billion: $(VENV)/.stamp-test ## measure a year of 10 M, 100 M and 1 G messages: built, audited, merged, looked up (hours; 70 GB of disk)
@@ -212,7 +212,8 @@ COLD := $(VENV)-cold
 $(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(COLD)
 	@echo "installing packages in $(COLD); once, some minutes"
-	@$(COLD)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r tests/benchmarks/cold_peers/requirements.txt
+	@$(COLD)/bin/python deploy/locked.py pins > $(COLD)/pins.txt
+	@$(COLD)/bin/python -m pip install -q --disable-pip-version-check -c $(COLD)/pins.txt -r tests/benchmarks/cold_peers/requirements.txt
 	@touch $@
 
 bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## measure cold lookups here and in SlateDB, Lance, Parquet and DuckDB over one S3 server, into build/cold.json (BENCH_ARGS: --entries ...)
@@ -220,9 +221,9 @@ bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## measure cold lookups here and 
 
 lock: $(VENV)/.stamp-test ## write requirements.lock again
 	@$(BIN)/python -m pip install -q pip-tools
-	@$(BIN)/pip-compile -q --all-extras --strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-trusted-host \
+	@$(BIN)/pip-compile -q --all-extras --strip-extras --generate-hashes --no-header --no-emit-index-url --no-emit-trusted-host \
 		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
-	@sed -i '1i # Exact versions of everything the project can install, for all extras; `make lock` renews it.' requirements.lock
+	@sed -i '1i # Exact versions of everything the project can install, for all extras, with hashes; `make lock` renews it.' requirements.lock
 
 dist: $(VENV)/.stamp-python ## make the source distribution, the wheel that is built from it, and the site as an archive, in dist/
 	@rm -rf build dist

@@ -22,6 +22,7 @@ import yaml
 from botocore.exceptions import ClientError
 from moto import mock_aws
 
+from deploy.locked import needed, read_lock
 from docs.generators import metrics_page
 from tests.support.batches import batch
 from tests.support.later import Later
@@ -126,12 +127,21 @@ def test_pages_name_commands_and_options_that_there_are(page: str) -> None:
 # Containers
 
 
+def test_extras_install_what_they_need_from_the_lock_with_hashes() -> None:
+    packages = read_lock((DEPLOY.parent / "requirements.lock").read_text())
+    assert all("==" in lines and "--hash=sha256:" in lines for lines, _ in packages.values())
+    demo = set(needed(packages, ["demo"]))
+    assert {"numpy", "boto3", "botocore", "s3transfer", "moto", "flask", "werkzeug", "obstore", "msgspec"} <= demo
+    assert not demo & {"pyspark", "py4j", "pytest", "starlette", "confluent-kafka"}
+    assert {"pyspark", "py4j", "pandas"} <= set(needed(packages, ["spark"]))
+
+
 def test_the_image_is_not_roots_and_comes_from_the_lock_file() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     *_, last = re.split(r"^FROM ", text, flags=re.M)
     (user,) = re.findall(r"^USER (\d+):\d+$", last, re.M)
     assert int(user) > 0 and f"--uid {user}" in last
-    assert text.count("\nFROM ") == 2 and "-c requirements.lock" in text and "pip install" not in last
+    assert text.count("\nFROM ") == 2 and "RUN bash deploy/install.sh" in text and "install.sh" not in last
     taken = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
         for one in source.split():

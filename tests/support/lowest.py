@@ -23,8 +23,8 @@ def constraints() -> list[str]:
         found = re.match(r"([\w.-]+)(?:\[.*\])?\s*>=\s*([0-9.]+)", requirement)
         assert found is not None, f"{requirement} declares no lowest version"
         lines.append(f"{found[1]}=={found[2]}")
-    locked = (TOP / "requirements.lock").read_text().splitlines()
-    return lines + [line for line in locked if line.partition("==")[0] in _OF_TESTS]
+    locked = re.findall(r"^([\w.-]+)(==\S+)", (TOP / "requirements.lock").read_text(), re.M)
+    return lines + [name + version for name, version in locked if name in _OF_TESTS]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Access tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
 
 The file is JSON: ``[{"name", "sha256", "role", "topics", "max_topics"}]``; `topics` is a list of prefixes, or null for
-every topic; `max_topics` bounds the topics of which the token puts entries, null: no bound. A
-token has 256 random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a
+every topic; `max_topics` bounds the topics of which the token puts entries. A token has 256 random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a
 removed token is refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
 """
 
@@ -227,8 +226,6 @@ def _keep_access(path: Path, new: Path) -> None:
         ) from error
 
 
-# `max_topics` of a row without that member
-_UNSET = object()
 _MEMBERS = ("name", "sha256", "role", "topics", "max_topics")
 _CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
     documents.record(
@@ -237,7 +234,7 @@ _CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
         sha256=documents.text("[0-9a-f]{64}"),
         role=documents.text("|".join(ROLES)),
         topics=documents.Optional(documents.nullable(documents.list_of(documents.text())), None),
-        max_topics=documents.Optional(documents.nullable(documents.integer(0, 2**31 - 1)), _UNSET),
+        max_topics=documents.Optional(documents.nullable(documents.integer(0, 2**31 - 1)), None),
     )
 )
 
@@ -255,8 +252,8 @@ def _load(path: Path) -> dict[str, Caller]:
 
 def _caller(row: dict[str, Any]) -> Caller:
     topics, max_topics = None if row["topics"] is None else tuple(row["topics"]), row["max_topics"]
-    if max_topics is _UNSET:
-        max_topics = None if topics is None else MAX_TOPICS
+    if max_topics is None and topics is not None:
+        max_topics = MAX_TOPICS
     return Caller(row["name"], row["role"], topics, max_topics)
 
 
