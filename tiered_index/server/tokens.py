@@ -1,8 +1,9 @@
 """Access tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
 
-The file is JSON: ``[{"name", "sha256", "role", "topics", "max_topics"}]``; `topics` is a list of prefixes, or null for
-every topic; `max_topics` bounds the topics of which the token puts entries. A token has 256 random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a
-removed token is refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
+The file is JSON: ``[{"name", "sha256", "role", "topics", "max_topics"}]``. `topics` is a list of prefixes, or null for
+every topic. `max_topics` is the most topics that the token may write to, or null for the default. A token has 256
+random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a removed token is
+refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Caller:
     """The sender of a request. `topics` are the prefixes of the topics that it may see; None: every topic.
 
-    `max_topics` is the most topics of which it may put entries while the service runs; None: no bound.
+    `max_topics` is the most topics that it may write to while the service runs; None: no bound.
     """
 
     name: str
