@@ -1,5 +1,5 @@
 """The end of the log is compared with the consume queues and the checkpoint: if they name later messages, a log that
-looks whole is an error, and not `complete` and healthy for ever.
+looks whole is an error, and not `complete` and healthy permanently.
 """
 
 from __future__ import annotations

@@ -677,7 +677,7 @@ def test_requests_of_tools_besides_messages(index, messages):
     assert json.loads(config.fields["version"]) == version
     # an empty table of properties: Java's client reads an empty body as none
     assert (ask(319).code, ask(319).body) == (0, b"\n")
-    # push and lite-pull consumers would wait for ever; their logs show these errors
+    # push and lite-pull consumers would wait without end; their logs show these errors
     for code in (38, 361):
         refused = ask(code, consumerGroup="g", topic="TopicOrder")
         assert refused.code == 1 and "no consumer groups" in refused.remark

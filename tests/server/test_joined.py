@@ -88,7 +88,7 @@ def test_the_buffer_has_the_bytes_that_wait():
 
 
 def test_a_connection_that_has_ended_is_not_written_to():
-    """uvloop raises then, which would be a traceback in the log for each client that goes away."""
+    """uvloop raises then, which would be a traceback in the log for each client that leaves."""
     large = b"x" * 100_000
     for pieces in ((HEAD, b"body"), (large,), (HEAD,)):
 

@@ -22,7 +22,7 @@ def doctor(
 
     The command puts a few objects below probe/, reads, lists and deletes them. With --root it also checks
     the disk of that folder: it makes a file there, or in the next existing parent, and deletes it. It needs no index,
-    and changes none. The creation of an index makes the same checks, but for multipart uploads.
+    and changes none. The creation of an index makes the same checks, except that of multipart uploads.
 
     The table has each ability, its use, and the result. A result other than yes is a lack. If the engine works round
     it, the result names the price, and the exit code is 0. Exit code 1: an ability is missing. Exit code 3: the

@@ -276,7 +276,7 @@ class Keys:
         return found
 
     def _note_lack(self, headers: Headers, value: bytes | None) -> None:
-        """Note what a record has that gave no key."""
+        """Note the members of a record that gave no key."""
         assert self._looked_at is not None
         self._looked_at += 1
         if len(self._seen["header"]) < _SEEN:
@@ -315,7 +315,7 @@ class Keys:
 
 
 def _document(value: bytes | None) -> tuple[Any] | None:
-    """Return the document in a value, also behind the id of its schema; None: it is no JSON."""
+    """Return the document in a value, also behind the id of its schema; None: it is not JSON."""
     if value is None:
         return None
     for begin in (0, _FRAME_BYTES) if value[:1] == b"\0" else (0,):

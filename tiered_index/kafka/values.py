@@ -45,7 +45,7 @@ class FieldReader:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         tree: dict[str, Any] = {}
-        # a path that is the begin of another one ends at a whole object, in which the other one goes on by names
+        # a path that is the begin of another one ends at a whole object, where the other path continues by names
         ends = set(paths)
         self._ways: list[tuple[Path, Path]] = []
         for path in paths:

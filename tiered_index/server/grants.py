@@ -62,8 +62,8 @@ class _Decoder(json.JSONDecoder):
 def read_grants(path: Path, members: Sequence[str], *, depth: int = 0) -> Any:
     """Return the JSON document of a file whose grants have `members`, and lie in `depth` other objects.
 
-    Raises `SetupUnavailable` if the file can't be read, `ConfigError` if every user of the host can write it, and
-    `GrantError` if a grant is refused or the file is not JSON.
+    Raises `SetupUnavailable` if the file can't be read, and `ConfigError` if every user of the host can write it.
+    Raises `GrantError` if a grant is refused or the file is not JSON.
     """
     try:
         mode, data = path.stat().st_mode, path.read_bytes()

@@ -37,7 +37,7 @@ def table_error(place: object, folder: str) -> InvalidArgument:
 
 
 def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
-    """Raise `InvalidArgument` if a path or URI lies in the folder of a table.
+    """Raise `InvalidArgument` if a path or URI is in the folder of a table.
 
     `opened` returns the storage of a URI. Costs two listings for each folder above an object.
     """
@@ -55,7 +55,7 @@ def check_outside_tables(source: str, opened: Callable[[str], Storage]) -> None:
         with closing(opened(uri + mark + parameters)) as storage:
             if not isinstance(getattr(storage, "inner", storage), BucketStorage):
                 return
-            # who may not list a folder above can't be told about it
+            # a caller that may not list a folder above learns nothing of it
             with suppress(StorageMisconfigured):
                 listed = (
                     info.name for prefix in ("_delta_log/", "metadata/") for info in islice(storage.list(prefix), PAGE)

@@ -57,7 +57,7 @@ _BROKER = {
 
 
 class RocketmqError(Exception):
-    """What RocketMQ's client raised: its class, the broker's code (None: no answer of a broker), and its text."""
+    """An error of RocketMQ's client: its class, the broker's code (None: no answer of a broker), and its text."""
 
     def __init__(self, error: str, code: int | None, text: str) -> None:
         super().__init__(f"{error} {code}: {text}")
@@ -276,7 +276,7 @@ def made_topic(living: Asked, broker: Broker, topic: str, *more: str) -> None:
 
 
 def place(message: Mapping[str, Any]) -> tuple[int, str]:
-    """Return where a message lies: an order in which answers can be compared."""
+    """Return the place of a message: an order in which answers can be compared."""
     return message["log_offset"], message["id"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.brokers.rocketmq.living import RocketmqError, assert_same, made_topic, same_by_key, until
 
 TEXT = "7b7d"
-# What a producer sends of each kind, how, and the keys under which all of it is found
+# The messages that a producer sends of each kind, how, and the keys under which all of it is found
 KINDS = {
     "ordinary": ([{"keys": "k", "body": TEXT, "tags": "paid"}, {"keys": "k", "body": "00"}], {}),
     "with several keys": ([{"keys": "k k1 k2", "body": TEXT}, {"keys": "k2 k", "body": TEXT}], {}),
@@ -63,7 +63,7 @@ def test_a_rolled_back_transaction_is_found_nowhere(beside, topic):
 
 
 def test_messages_that_a_consumer_popped_and_gave_back(beside, topic):
-    """A message that a pop consumer could not process lies in a retry topic, too, which is looked up as any other."""
+    """A message that a pop consumer could not process is in a retry topic, too, which is looked up as any other."""
     living, ours, group = beside.living, beside.ours, f"poppers-{topic}"
     living.send(topic, *[{"keys": f"k{n}", "body": TEXT} for n in range(4)])
     asked = {"topic": topic, "group": group, "most": 4, "wait_ms": 30_000, "broker_address": beside.broker.address}

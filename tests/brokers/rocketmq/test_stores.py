@@ -1,4 +1,4 @@
-"""What brokers leave on disk, as they configure it: consume queues in RocksDB and of batches, segments that a broker
+"""Files that brokers leave on disk, as they configure it: queues in RocksDB and of batches, segments that a broker
 deleted, a log after a crash. A broker's own answers are compared with our server's, field for field.
 """
 

@@ -503,7 +503,7 @@ class Dispatcher:
         return min(position, durable, position if again is None else again)
 
     def lacks(self, messages: int, hidden: int, left_out: int) -> list[str]:
-        """Return why none of a run's messages has an entry; empty: all of them are RocketMQ's own."""
+        """Return why no message of a run has an entry; empty: all of them are RocketMQ's own."""
         selection = self._reader.selection
         if messages == left_out and not (selection.topics or selection.exclude):
             return []

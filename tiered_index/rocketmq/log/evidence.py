@@ -4,8 +4,8 @@ The newer messages of a store may be elsewhere: in DLedger's log, in another fol
 that a copy lacks. The log alone then looks whole. But the consume queues and the checkpoint name later messages.
 
 Some of that has another cause. After a crash a broker cuts its log, and zeroes nothing: entries of cut messages stay in
-the files of the queues. So entries after the log's end count only if they are further away than the bytes that a broker
-has not flushed (`UNFLUSHED_BYTES`, at most a segment). If the broker ended normally, they count unless their messages
+the files of the queues. So entries after the log's end count only beyond the bytes that a broker has not flushed
+(`UNFLUSHED_BYTES`, at most a segment). If the broker ended normally, they count unless their messages
 are still in the log's files. The checkpoint has the store timestamp of the last flushed message: it counts if it is
 later than that of the log's last message by more than `UNFLUSHED_MS`. Stateless; any thread.
 """
@@ -31,7 +31,7 @@ _checkpoint = struct.Struct(">5q").unpack_from
 
 
 class Evidence(NamedTuple):
-    """What other files of a store name: the end of the last message, by the file `named_by`, and the last flush.
+    """The end of the last message, which the file `named_by` of a store names, and the time of the last flush.
 
     `place` is the offset of that message; None: an offset without a message. Times are epoch milliseconds, 0: unknown.
     """

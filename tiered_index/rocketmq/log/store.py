@@ -7,7 +7,7 @@ queue. Zeros follow the last written entry (`ConsumeQueue`).
 
 The queues of a topic with the attribute ``queue.type=BatchCQ`` are in ``batchconsumequeue/``. An entry has 46 bytes
 (`BatchConsumeQueue`): those 20, then i64 store timestamp, i64 queue offset of the batch's first message, i16 number of
-its messages, and 8 bytes that are not read. A batch is one message of the commit log, at its first queue offset.
+its messages. Its last 8 bytes are not read. A batch is one message of the commit log, at its first queue offset.
 
 With ``storeType=defaultRocksDB`` the folder ``consumequeue/`` is a database of RocksDB, which is not read.
 """

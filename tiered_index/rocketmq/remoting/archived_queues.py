@@ -140,8 +140,8 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     """Reads the queues of one log from `segments`, in the order of the log, by their queue offsets.
 
     `name` is the store's name in the archive, if it is known. `messages` reads their messages. `holds(offset)` returns
-    whether a segment still has an offset. `expired` is what has expired and was erased. `claim` is called with the
-    bytes of queue offsets before they are read, and of directories that were not cached.
+    whether a segment still has an offset. `expired` has the places that expired or were erased. `claim` is called with
+    the bytes of queue offsets before they are read, and of directories that were not cached.
     """
 
     def __init__(
@@ -474,7 +474,7 @@ class StoreAndArchive(StoreQueues):
             end = self._older.ends(older).end
             is_own = self._older.name == str(self._store.resolve())
             if is_own and end == own.begin and self._older.log_end == self._log.begin_offset():
-                return older  # the log goes on where the archive ends
+                return older  # the log continues where the archive ends
             if end > at:
                 first, archived = self._older._entries(older, at, 1)
                 _, stored = queue.read(at, 1)

@@ -1,8 +1,8 @@
 """Chooses where the queues of a topic are read: a store's consume queues, its messages, or archived segments.
 
-The sources are asked one after the other, and the first that has the topic answers. A store whose consume queues can't
-be read (RocksDB has them, or they were not copied) still has the queue offset of each message in its log. They are read
-from the messages: of each closed segment once, of the last segment as far as it is written.
+The sources are asked one after the other, and the first that has the topic answers. A store's consume queues may be
+unreadable: RocksDB has them, or they were not copied. Then the queue offsets are read from the messages of the log: of
+each closed segment once, of the last segment as far as it is written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DIRECTORIES_BYTES, _SCANS_BYTES = 64 << 20, 256 << 20
 
 
 class QueueCaches:
-    """What a process keeps of queue offsets between requests. Threads: any."""
+    """The queue offsets that a process keeps between requests. Threads: any."""
 
     def __init__(self) -> None:
         self.directories: Directories = ByteCache(_DIRECTORIES_BYTES)
