@@ -91,6 +91,10 @@ _REFUSED = re.compile(
 )
 # Errors of a partition whose topic does not exist (any more)
 MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
+# An address that the cluster advertised, after the bootstrap server answered, and why it can't be reached
+_ADVERTISED = re.compile(r"(?:\w+://)?(\S+)/[0-9]+: (.*?)(?: \(after .*)?")
+_BOOTSTRAP = re.compile(r"\S+/bootstrap: (.*?)(?: \(after .*)?")
+_LINES_HELD = 100
 # Errors of a broker that could not be reached
 _UNREACHED = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
@@ -124,6 +128,69 @@ class _Spared(logging.Filter):
 
 # the client repeats lines about a broker that is away
 _log.addFilter(_Spared())
+
+
+class HeldLog:
+    """The log of a client: its lines are held until `pass_on`, because an error of its begin states their reason."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[Any, ...]] | None = deque(maxlen=_LINES_HELD)
+
+    def log(self, *line: Any) -> None:
+        """Take a line of the client, as `logging.Logger.log` does."""
+        if self._lines is None:
+            _log.log(*line)
+        else:
+            self._lines.append(line)
+
+    def pass_on(self) -> None:
+        """Write the lines that were held, and from now on each line at once."""
+        held, self._lines = self._lines, None
+        for line in held or ():
+            _log.log(*line)
+
+
+@dataclass(eq=False)
+class SetupErrors:
+    """The errors of a client that has no answer of its cluster yet; it is the client's `error_cb`.
+
+    `reason`: why no bootstrap server answers, in the client's words.
+    """
+
+    place: str
+    reason: str | None = None
+    refused: TieredIndexError | None = None
+    _advertised: dict[str, str] = field(default_factory=dict)
+    _is_down: bool = False
+
+    def __call__(self, error: Any) -> None:
+        """Note an error of the client."""
+        name, text = error.name(), error.str()
+        if name == "_ALL_BROKERS_DOWN":
+            self._is_down = True
+        elif _REFUSED.fullmatch(name):
+            self.refused = error_of(error, self.place)
+        elif found := _ADVERTISED.fullmatch(text):
+            self._advertised[found[1]] = found[2]
+        elif found := _BOOTSTRAP.fullmatch(text):
+            self.reason = found[1]
+
+    def check(self) -> None:
+        """Raise `StorageMisconfigured` if the brokers refuse the client, or advertise addresses that it can't reach."""
+        if self.refused is not None:
+            raise self.refused
+        # otherwise a broker may just have gone
+        if self._is_down and self._advertised and self.reason is None:
+            address, reason = next(iter(self._advertised.items()))
+            raise StorageMisconfigured(
+                f"{self.place} answers, and its cluster advertises {address}, which can't be reached from here: "
+                f"{reason}: correct the broker's advertised.listeners, or the network"
+            )
+
+    def forget(self) -> None:
+        """Forget the errors, because the cluster has answered."""
+        self.refused, self.reason, self._is_down = None, None, False
+        self._advertised.clear()
 
 
 @dataclass(frozen=True)
@@ -168,8 +235,9 @@ def check_setting(name: str, where: str) -> None:
         raise InvalidArgument(f"{where}: {name} is a setting of Java's clients, and this one is librdkafka: {todo}")
 
 
-def open_consumer(settings: Mapping[str, str], **more: Any) -> Any:
+def open_consumer(settings: Mapping[str, str], log: Any = _log, **more: Any) -> Any:
     """Return a consumer with the user's `settings` of the client, and the cluster's address; `more` are the caller's.
+    Its lines go to `log`.
 
     Raises `ConfigError` for invalid settings, `InvalidArgument` for settings that the source must set itself.
     """
@@ -178,7 +246,7 @@ def open_consumer(settings: Mapping[str, str], **more: Any) -> Any:
     if taken := sorted({*_OURS, *more} & settings.keys()):
         raise InvalidArgument(f"leave --kafka {taken[0]} out: the index sets it")
     try:
-        return kafka.Consumer({**_DEFAULTS, **settings, **_OURS, **more}, logger=_log)
+        return kafka.Consumer({**_DEFAULTS, **settings, **_OURS, **more}, logger=log)
     except (kafka.KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
         for value in sorted(filter(None, settings.values()), key=len, reverse=True):
@@ -346,6 +414,7 @@ class KafkaBroker:
         self.place = f"kafka://{self.settings['bootstrap.servers']}"
         self._idle: deque[Any] = deque()
         self._closed = False
+        self._errors = SetupErrors(self.place)
         # until when a partition is not asked again, and why
         self._away: dict[Place, tuple[float, Exception]] = {}
 
@@ -353,7 +422,7 @@ class KafkaBroker:
     def admin(self) -> Any:
         """The client for questions, which logs nothing."""
         self._idle.append(self._consumer())  # it checks the settings
-        return _kept(kafka.admin.AdminClient({**self.settings, "log_level": 0}))
+        return _kept(kafka.admin.AdminClient({**self.settings, "log_level": 0, "error_cb": self._errors}))
 
     def _consumer(self) -> Any:
         with contextlib.suppress(IndexError):
@@ -389,6 +458,7 @@ class KafkaBroker:
             ranges = self.ranges([place])
             while wait(answers_of(ranges), _WAIT_S).not_done:
                 _check_time(where, stopped)
+                self.check_setup()
             try:
                 return range_in(ranges, place)
             except StorageUnavailable:
@@ -414,6 +484,17 @@ class KafkaBroker:
                 )
                 found[one.name] = f"{error.args[0].str()}{allowed}"
         return found
+
+    def check_setup(self) -> None:
+        """Raise `StorageMisconfigured` if an error of the client for questions says that the set-up is wrong."""
+        self.admin.poll(0.0)
+        self._errors.check()
+
+    def renew(self, topics: Iterable[str]) -> None:
+        """Ask for the leaders of topics again, because the client for questions keeps a leader that is away."""
+        for topic in topics:
+            with contextlib.suppress(kafka.KafkaException):
+                self.admin.list_topics(topic, timeout=STEP_S)
 
     def topic_id(self, topic: str, stopped: threading.Event | None = None) -> str:
         """Return a topic's id as `id_in` does; empty also while the cluster has no controller. Raises as `asked`."""

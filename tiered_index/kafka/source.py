@@ -34,6 +34,7 @@ Errors are raised only after all earlier records were put. One thread uses a sou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections import deque
@@ -66,11 +67,13 @@ from tiered_index.kafka.client import (
     STEP_S,
     TIMEOUT_S,
     Deleted,
+    HeldLog,
     KafkaAddress,
     KafkaBroker,
     LogRange,
     NoTopic,
     Place,
+    SetupErrors,
     answers_of,
     ask_ids,
     asked,
@@ -103,6 +106,8 @@ _LONG_AGO_S = float("-inf")
 _PATIENCE_S = 60.0
 # Most records before a position that are compared, and most entries of one key and second that are read for one
 _COMPARED, _ALIKE = 100, 10_000
+# Most topics whose leaders are asked for again at a look
+_RENEWED = 20
 # Most archived records that are compared with those of a broker
 _ASKED = 10
 
@@ -260,7 +265,8 @@ class KafkaSource:
         if self.cluster is not None and "/" in self.cluster:
             raise InvalidArgument(f"--store-name {self.cluster!r}: the name of a cluster has no /")
         settings = {**self.settings, "bootstrap.servers": self.address.servers}
-        self._consumer = open_consumer(settings, error_cb=self._note_error)
+        self._setup, log = SetupErrors(self.place), HeldLog()
+        self._consumer = open_consumer(settings, log, error_cb=self._note_error)
         self.broker = KafkaBroker(settings)
         self._partitions: dict[Place, Partition] = {}
         # Partitions that are not read until their ranges are known, those of deleted topics, and those that the broker
@@ -299,6 +305,7 @@ class KafkaSource:
             self.broker.close()
             raise
         self._has_begun = True
+        log.pass_on()
         for key in self.keys.given:
             index_key = f"{KEYS_PREFIX}{key}"
             if self.index.durable_position(index_key) is None:
@@ -327,6 +334,8 @@ class KafkaSource:
     def _note_error(self, error: Any) -> None:
         """Note an error of the client that is of no partition. It tries again by itself where that helps."""
         found = error_of(error, self.place)
+        if not self._has_begun:
+            self._setup(error)
         if error.fatal() or not (self._has_begun or isinstance(found, StorageUnavailable)):
             self._problem = found
         else:
@@ -350,10 +359,14 @@ class KafkaSource:
         """Look for the partitions. With `follow` those of brokers that are away are named, and read later."""
         until_s = time.monotonic() + (STEP_S if self.follow else TIMEOUT_S)
         while True:
-            self._go_on_looking(wait_s=None)
+            self._go_on_looking(wait_s=_WAIT_S)
+            if self._look is not None:
+                self._check_setup()
+                continue
             if not self._waiting and not self._unsure:
                 self._raise_failed()
                 return
+            self._check_setup()
             if time.monotonic() > until_s:
                 break
             time.sleep(_WAIT_S)
@@ -363,6 +376,36 @@ class KafkaSource:
         if not self.follow:
             raise StorageUnavailable(reasons[0])
         self.note(f"some partitions are read once their brokers answer: {'; '.join(reasons[:10])}")
+
+    def _check_setup(self) -> None:
+        """Raise the error of a client that the brokers refuse, or that can't reach the brokers that they advertise."""
+        if not self._assigned:  # otherwise a record would be lost, and some broker does answer
+            self._consumer.poll(0.0)  # calls its callback
+        if self._problem is not None:
+            raise self._problem
+        self._setup.check()
+
+    def _metadata(self, timeout_s: float = STEP_S) -> Any:
+        return self._consumer.list_topics(timeout=min(timeout_s, TIMEOUT_S))
+
+    def _first_metadata(self) -> Any:
+        """Return the metadata, asked for with short patience first: so an error of the set-up is known in a second."""
+        patience_s = itertools.chain((0.5, 1.0, 2.0), itertools.repeat(STEP_S))
+
+        def ask() -> Any:
+            try:
+                return self._metadata(next(patience_s))
+            except kafka.KafkaException:
+                self._check_setup()
+                raise
+
+        try:
+            return asked(self.place, ask, TIMEOUT_S)
+        except StorageUnavailable as error:
+            if self._setup.reason is None:
+                raise
+            hint = "check the address, the network and security.protocol"
+            raise StorageUnavailable(f"{self.place}: {self._setup.reason}: {hint}") from error
 
     def _go_on_looking(self, wait_s: float | None = 0.0) -> None:
         """Begin to look for partitions if it is time, and take the answers that are there. Raises as `_looking`."""
@@ -381,14 +424,10 @@ class KafkaSource:
         If there are no new records, only this shows that a leader is away or has returned. Raises `OffsetOutOfRange`.
         """
         begins = not self._has_begun
-        patience_s = TIMEOUT_S if begins else 0.0
         try:
-            found = asked(self.place, lambda: self._consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)), patience_s)
+            found = self._first_metadata() if begins else asked(self.place, self._metadata)
         except StorageUnavailable as error:
             if begins:
-                self._consumer.poll(0.0)  # its callback may know more, such as a refused login
-                if self._problem is not None:
-                    raise self._problem from error
                 raise
             self._trouble = str(error)
             return
@@ -413,6 +452,7 @@ class KafkaSource:
             self._waiting |= (again & there) - self._assigned
         missed = self._missed
         self._missed = set()
+        self.broker.renew(sorted({topic for topic, _ in self._away if topic in wanted})[:_RENEWED])
         answers = ask_ids(self.broker.admin, found, {*wanted, *(topic for topic, _ in gone)})
         yield answers.values()
         ids, trouble = dict[str, str](), None

@@ -15,6 +15,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.brokers.kafka.broker import LOGINS
+from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import places
 
 SCRAM_LOGIN = ("scrambled", "scrambled-secret")
@@ -105,3 +106,50 @@ def test_a_topic_that_the_login_may_not_read(broker, authority, topics, run, top
     described = run("ingest", place, "--storage", storage, *chosen, "--json")
     assert described.code == 3
     assert f"{topic}" in described.error["message"] and "READ" in described.error["message"]
+
+
+_PLAIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN"}
+# the listener, settings of the client, and what the one line of the error says
+SETUPS = {
+    "wrong password": (
+        "SASL_PLAINTEXT",
+        {**_PLAIN, "sasl.username": "indexer", "sasl.password": "Pa55word"},
+        "Invalid username or password",
+    ),
+    "wrong mechanism": (
+        "SASL_PLAINTEXT",
+        {**_PLAIN, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "indexer", "sasl.password": "Pa55word"},
+        "supported mechanisms: PLAIN,SCRAM-SHA-256",
+    ),
+    "TLS without its authority": ("SSL", {"security.protocol": "SSL"}, "verify that ssl.ca.location"),
+    "advertised address": ("LOST", {}, "advertised.listeners"),
+}
+
+
+@pytest.mark.parametrize("kind", SETUPS)
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+def test_an_error_of_the_setup_is_one_line_that_names_it(
+    broker, topics, run, topic, storage, kind, follow, monkeypatch
+):
+    # this bounds the wait for a cluster: the error is known long before
+    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 1_000.0)
+    topics.create(topic)
+    listener, settings, said = SETUPS[kind]
+    place = f"kafka://127.0.0.1:{broker.ports[listener]}/{topic}"
+    done = run("ingest", place, "--storage", storage, *options(settings), *follow, "-q", timeout=30)
+    assert (done.code, done.err.count("\n")) == (3, 1), done.err
+    assert said in done.err and f"127.0.0.1:{broker.ports[listener]}" in done.err
+    if kind == "advertised address":
+        assert f"127.0.0.1:{broker.unused_port}" in done.err
+    assert "Pa55word" not in done.err
+
+
+@pytest.mark.parametrize("kind", SETUPS)
+def test_a_record_of_a_broker_with_a_wrong_setup(broker, topics, topic, kind, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 1_000.0)
+    topics.create(topic)
+    listener, settings, said = SETUPS[kind]
+    address = ("--kafka", f"bootstrap.servers=127.0.0.1:{broker.ports[listener]}")
+    done = run_here("message", f"kafka:{topic}/0/0", *address, *options(settings), timeout=30)
+    assert done.code == 3
+    assert said in done.err
