@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import sys
@@ -368,6 +369,31 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: th
             if not isinstance(found, StorageUnavailable) or is_over:
                 raise found from (None if found is error else error)
         time.sleep(_PAUSE_S)
+
+
+def first_metadata(consumer: Any, setup: SetupErrors) -> Any:
+    """Return the list of all topics for a client that has no answer yet, and whose `error_cb` is `setup`.
+
+    It asks with short patience first, so that an error of the set-up is known in a second. Raises as `asked` and
+    `SetupErrors.check`.
+    """
+    timeouts_s = itertools.chain((0.5, 1.0, 2.0), itertools.repeat(STEP_S))
+
+    def ask() -> Any:
+        try:
+            return consumer.list_topics(timeout=min(next(timeouts_s), TIMEOUT_S))
+        except kafka.KafkaException:
+            consumer.poll(0.0)  # calls `setup`
+            setup.check()
+            raise
+
+    try:
+        return asked(setup.place, ask, TIMEOUT_S)
+    except StorageUnavailable as error:
+        if setup.reason is None:
+            raise
+        hint = "check the address, the network and security.protocol"
+        raise StorageUnavailable(f"{setup.place}: {setup.reason}: {hint}") from error
 
 
 def is_passing(error: Any) -> bool:

@@ -34,7 +34,6 @@ Errors are raised only after all earlier records were put. One thread uses a sou
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import time
 from collections import deque
@@ -78,6 +77,7 @@ from tiered_index.kafka.client import (
     ask_ids,
     asked,
     error_of,
+    first_metadata,
     headers_of,
     id_in,
     is_of_group,
@@ -200,19 +200,10 @@ def check_cluster(address: KafkaAddress, settings: Mapping[str, str]) -> None:
     For a first run: it makes no index for topics that can't be read.
     """
     place = f"kafka://{address.servers}/{','.join(address.topics)}"
-    problems: list[TieredIndexError] = []
-
-    def note(error: Any) -> None:
-        if not isinstance(problem := error_of(error, place), StorageUnavailable):
-            problems.append(problem)
-
-    consumer = open_consumer({**settings, "bootstrap.servers": address.servers}, error_cb=note)
+    setup = SetupErrors(place)
+    consumer = open_consumer({**settings, "bootstrap.servers": address.servers}, HeldLog(), error_cb=setup)
     try:
-        found = asked(place, lambda: consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)), TIMEOUT_S)
-    except StorageUnavailable as error:
-        # its callback may know more, such as a refused login
-        consumer.poll(0.0)
-        raise (problems[0] if problems else error) from error
+        found = first_metadata(consumer, setup)
     finally:
         consumer.close()
     _check_topics(address, place, found)
@@ -385,28 +376,6 @@ class KafkaSource:
             raise self._problem
         self._setup.check()
 
-    def _metadata(self, timeout_s: float = STEP_S) -> Any:
-        return self._consumer.list_topics(timeout=min(timeout_s, TIMEOUT_S))
-
-    def _first_metadata(self) -> Any:
-        """Return the metadata, asked for with short patience first: so an error of the set-up is known in a second."""
-        patience_s = itertools.chain((0.5, 1.0, 2.0), itertools.repeat(STEP_S))
-
-        def ask() -> Any:
-            try:
-                return self._metadata(next(patience_s))
-            except kafka.KafkaException:
-                self._check_setup()
-                raise
-
-        try:
-            return asked(self.place, ask, TIMEOUT_S)
-        except StorageUnavailable as error:
-            if self._setup.reason is None:
-                raise
-            hint = "check the address, the network and security.protocol"
-            raise StorageUnavailable(f"{self.place}: {self._setup.reason}: {hint}") from error
-
     def _go_on_looking(self, wait_s: float | None = 0.0) -> None:
         """Begin to look for partitions if it is time, and take the answers that are there. Raises as `_looking`."""
         if self._look is None and time.monotonic() - self._looked_s > _METADATA_S:
@@ -425,7 +394,10 @@ class KafkaSource:
         """
         begins = not self._has_begun
         try:
-            found = self._first_metadata() if begins else asked(self.place, self._metadata)
+            if begins:
+                found = first_metadata(self._consumer, self._setup)
+            else:
+                found = asked(self.place, lambda: self._consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)))
         except StorageUnavailable as error:
             if begins:
                 raise
