@@ -1,4 +1,4 @@
-"""A cluster of three brokers: elections clean and unclean, and followers that are killed meanwhile."""
+"""A cluster of three brokers: an election, and followers that are killed meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.brokers.kafka.checked import assert_found, by_place
 from tests.brokers.kafka.topics import Topics
-from tests.kafka.followed import archive, archived, ingest, places, source_of
+from tests.kafka.followed import archive, archived, source_of
 from tests.kafka.killed import HASTY, open_index
 from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
@@ -52,40 +52,6 @@ def test_a_leader_that_is_killed_and_comes_back_while_it_is_followed(cluster, in
     assert by_place(list(archived(index))) == logged
     assert len(logged) == sent
     assert_found(index, topic, logged)
-
-
-def test_an_unclean_election_cuts_the_log_and_the_index_follows_it(cluster, index, topic):
-    topics = Topics(cluster.servers)
-    topics.create(topic, 1, 2, min_insync_replicas=1, unclean_leader_election_enable="true")
-    producing = Producing(cluster.servers, acks=1, **_HASTY)
-    producing.send(topic, [{"key": f"k{n}", "value": "v"} for n in range(20)])
-    until(lambda: topics.range(topic)[1] == 20)
-    replicas = topics.admin.list_topics(topic, timeout=10).topics[topic].partitions[0]
-    first = cluster.leader(topic)
-    (second,) = set(replicas.replicas) - {first}
-    # the second replica misses records, and then leads alone
-    cluster.brokers[second].kill()
-    until(lambda: topics.admin.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs == [first], every_s=0.1)
-    producing.send(topic, [{"key": f"lost{n}", "value": "v"} for n in range(10)])
-    source = source_of(index, cluster.servers, topic, follow=True, settings=HASTY)
-    with Follower(index, source, note=print) as follower:
-        follower.in_background()
-        until(lambda: follower.messages == 30, every_s=0.05)
-        cluster.brokers[first].kill()
-        cluster.brokers[second].start()
-        try:
-            until(lambda: cluster.leader(topic) == second, every_s=0.1)
-            producing.send(topic, [{"key": f"new{n}", "value": "v"} for n in range(15)])
-            until(lambda: follower.loss_count == 1 and follower.source.lag().bytes == 0, every_s=0.05)
-        finally:
-            cluster.brokers[first].start()
-        follower.end()
-    index.flush()
-    assert [(one.kind, one.begin) for one in follower.losses] == [("rewritten", 20)]
-    logged = topics.records(topic)
-    assert [one.key for one in logged[20:]] == [b"new%d" % n for n in range(15)]
-    assert all(places(index, topic, f"new{n}") == {(0, 20 + n)} for n in range(15))
-    assert ingest(index, cluster.servers, topic, settings=HASTY).messages == 0
 
 
 def test_followers_that_are_killed_twenty_times_under_load(cluster, topic, tmp_path):
