@@ -77,6 +77,20 @@ def test_a_page_that_is_full_without_a_match_has_a_cursor(held):
         assert (found, pages > 2) == (["Paid 17 EUR"], True)
 
 
+def test_a_hot_key_is_searched_in_pieces_that_say_how_many_messages_they_read(held, monkeypatch):
+    monkeypatch.setattr("tiered_index.server.lookups._MOST_SEARCHED", 2)
+    index, store, _ = held
+    with serving(index, store=store) as client:
+        pieces, cursor = [], None
+        while not pieces or cursor:
+            answer = ask(client, contains="17 eur", **({"cursor": cursor} if cursor else {}))
+            pieces.append((len(answer["messages"]), answer["collisions"], answer["status"]))
+            cursor = answer["cursor"]
+        assert pieces == [(0, 2, "truncated"), (0, 2, "truncated"), (1, 1, "complete")]
+        # without a text nothing is left out, and the bound does not hold
+        assert len(ask(client)["messages"]) == len(BODIES)
+
+
 def test_a_message_that_cannot_be_read_is_not_passed_over(held):
     index, _, _ = held
     with serving(index) as client:

@@ -68,6 +68,8 @@ _BETWEEN = re.compile(rb'\},\{"topic":')
 _MESSAGES = b'{"messages":['
 # Entries of a stream that are sent at once; a slow stream ends after such a piece
 _ROWS = 1000
+# Most messages that one request searches for a text: a hot key's answer comes in pieces
+_MOST_SEARCHED = 2000
 _TOO_SLOWLY = "the client reads the answer too slowly: continue from its cursor"
 Handle = Callable[[Request, Any], Awaitable[Response]]
 """A handler: it gets a request and its checked query."""
@@ -351,6 +353,8 @@ class LookupHandlers(Handlers):
                 claim = Largest(request.state.reservation, SEARCHED_FACTOR).claim
                 source = Containing(source, asked.contains, self.served.caps.message_bytes, claim)
             limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
+            if asked.contains is not None:
+                limits["max_read"] = _MOST_SEARCHED
             answer = self.served.lookups.messages(*asked.arguments(), source=source, **limits)
             return self._with_bodies(bodies, self._leveled(request, answer))
 

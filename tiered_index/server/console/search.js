@@ -303,10 +303,15 @@ async function read(every) {
   };
   try {
     const more = { cursor, explain: true, allow_partial: partial || null, all: every || null };
-    for (let isFirst = true; asked.having && (isFirst || (every && cursor !== null)); isFirst = false) {
+    // the service searches a hot key's messages in pieces: a page may need several
+    const wanted = every ? Infinity : items.length + PAGE;
+    let searched = 0;
+    for (let isFirst = true; asked.having && (isFirst || (cursor !== null && items.length < wanted)); isFirst = false) {
       const asking = { ...filtered(), topic: asked.topic, cursor, explain: true, allow_partial: partial || null };
       end = await json("v1/messages", asking, { signal: mine.signal });
       items.push(...rowsOf(end));
+      searched += end.messages.length + end.collisions;
+      find("status").textContent = `Searching… ${counted(searched, "message")} read, ${items.length} have the text.`;
       [cursor, known] = [end.cursor, items.length];
       explain(end.explain);
       add(end);

@@ -177,6 +177,7 @@ class Lookups(ABC, Generic[ItemT]):
         *,
         source: MessageSource,
         max_message_bytes: int | None = None,
+        max_read: int | None = None,
         **limits: Unpack[Limits],
     ) -> MessagesResult:
         """Return the newest `max_count` messages of a key, each with its state, fetched from `source`.
@@ -185,7 +186,9 @@ class Lookups(ABC, Generic[ItemT]):
         with its state. The bounds apply to the whole call, including reads of archived messages. If the place of a
         message can't be read the call raises; with `allow_partial` the status is ``partial`` instead. `result` of
         `BudgetExceeded` is a `MessagesResult`. `max_message_bytes` bounds the stored bytes of the messages: the answer
-        is truncated there, after at least one message. Other arguments and errors: see `query`.
+        is truncated there, after at least one message. `max_read` bounds the number of messages that are fetched, also
+        those that are dropped: the answer is truncated there, perhaps without a message. Other arguments and errors:
+        see `query`.
         """
         # a message's topic has joined pairs
         topic = joined_pairs(topic) if isinstance(topic, str) else topic
@@ -196,7 +199,7 @@ class Lookups(ABC, Generic[ItemT]):
             with span("messages"):
                 order_key = self._engine.order_key
                 return MessageLookup(
-                    self.query, lookup, allow_partial, source, order_key, budget, max_message_bytes
+                    self.query, lookup, allow_partial, source, order_key, budget, max_message_bytes, max_read
                 ).run()
 
     def cursor_after(self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, item: IndexItem) -> str:

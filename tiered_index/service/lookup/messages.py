@@ -8,6 +8,7 @@ place in the order; if a newer entry hides it, it is looked up. Threads: any; a 
 
 from __future__ import annotations
 
+import sys
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
@@ -159,6 +160,7 @@ class MessageLookup:
     order_key: Callable[[IndexItem], OrderKey]
     budget: LookupBudget
     max_message_bytes: int | None = None
+    max_read: int | None = None
     pages: list[QueryResult] = field(default_factory=list)
     fetched: list[Fetched] = field(default_factory=list)
     exceeded: BudgetExceeded | None = None
@@ -181,8 +183,8 @@ class MessageLookup:
             resume = cursor
             answer = self._look_up(lookup.begin_ms, lookup.end_ms, page, cursor)
             cursor, ahead, seen = answer.cursor, list(answer.items), seen.joined(answer.seen)
-            while ahead and len(found) < lookup.max_count and not self._is_full:
-                left = lookup.max_count - len(found)
+            while ahead and len(found) < lookup.max_count and not self._is_full and self._may_read:
+                left = min(lookup.max_count - len(found), self._may_read)
                 if not (count := self._fitting(ahead[:left])):
                     cursor = resume
                     break
@@ -197,6 +199,8 @@ class MessageLookup:
                 assert last is not None
                 resume = cursor = encode_cursor(self.order_key(last), digest) if behind or ahead else answer.cursor
             if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None or self._is_full:
+                break
+            if not self._may_read:
                 break
             page = max(lookup.max_count - len(found), _PAGE)
         reports = self._reports()
@@ -250,6 +254,11 @@ class MessageLookup:
                 if self._order(own) > end and (is_last or (ahead and self._order(own) < self._order(ahead[-1]))):
                     insort(ahead, own, key=self._order)
         return [one for _, one in sorted(resolved, key=itemgetter(0))]
+
+    @property
+    def _may_read(self) -> int:
+        """The number of messages that may still be fetched."""
+        return sys.maxsize if self.max_read is None else max(0, self.max_read - len(self.fetched))
 
     def _fitting(self, items: Sequence[IndexItem]) -> int:
         """Return how many of `items` fit the remaining message bytes; at least 1 for the first message."""
