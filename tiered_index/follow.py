@@ -27,6 +27,7 @@ from tiered_index.retention import Expired
 from tiered_index.service.answers.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import LostObject, RangeKind, SourceRange
+from tiered_index.types import inclusive
 
 __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
 
@@ -474,14 +475,14 @@ class Follower:
             self.is_torn_reported = False
         elif not self.is_torn_reported:
             self.is_torn_reported = True
-            found = f"{self.source.offsets} {torn.begin} to {torn.end}: {torn.what}"
+            found = f"{self.source.offsets} {inclusive(torn.begin, torn.end)}: {torn.what}"
             self._note(f"torn: {found} at the end of the log; {torn.why}")
 
     def _lose(self, losses: Iterable[Loss]) -> None:
         for loss in losses:
             least = "at least " if loss.is_least else ""
             count = f", {least}{loss.messages:,} messages" if loss.messages is not None else ""
-            self._note(f"{loss.kind}: {self.source.offsets} {loss.begin} to {loss.end}{count}: {loss.problem}")
+            self._note(f"{loss.kind}: {self.source.offsets} {inclusive(loss.begin, loss.end)}{count}: {loss.problem}")
             self.loss_count += 1
             if len(self.losses) < _LOSSES:
                 self.losses.append(loss)

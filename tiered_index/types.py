@@ -266,6 +266,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
 
 
+def inclusive(begin: int, end: int) -> str:
+    """Return the range [`begin`, `end`) of offsets for people, with its first and last number: ``0 to 29,999``."""
+    return f"{begin:,} to {end - 1:,}" if begin < end else f"none, and {end:,} is next"
+
+
 class Provenance(NamedTuple):
     """The state of each index that an answer was read from, and the entries that the answer lacks.
 

@@ -21,7 +21,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, listed
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
-from tiered_index.types import TopicsResult
+from tiered_index.types import TopicsResult, inclusive
 
 _PARTIAL = 6
 
@@ -133,7 +133,7 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
     note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
     return (
         f"{counted(len(segments), 'segment')}, {human_bytes(sum(one['size_bytes'] for one in segments))}, "
-        f"offsets {segments[0]['start']:,} to {ends[-1]:,}{note}"
+        f"offsets {inclusive(segments[0]['start'], ends[-1])}{note}"
     )
 
 

@@ -22,7 +22,7 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
-from tiered_index.types import format_time
+from tiered_index.types import format_time, inclusive
 
 
 def open_follower(
@@ -212,7 +212,7 @@ def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = Fal
         **{name: f"{document[name]:,} {counted}" for name, counted in counts.items() if document.get(name)},
         "skipped_reasons": document.get("skipped_reasons"),
         "lost": f"{document['loss_count']:,} ranges, named above" if document.get("loss_count") else None,
-        "torn": f"{torn['begin']} to {torn['end']}, {torn['what']} at the end of the log" if torn else None,
+        "torn": f"{inclusive(torn['begin'], torn['end'])}, {torn['what']} at the end of the log" if torn else None,
         "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
         "elapsed": human_seconds(document["elapsed_s"]),
         "files": states(document["files"]) or "none",

@@ -36,6 +36,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _WIDE = 100_000
 # Widest table, outside a terminal, that people can read
 _READABLE = 120
+# Most rows whose cells are folded to fit a terminal; a longer table leaves that to the terminal
+_MOST_FOLDED = 1_000
 # Exit code for a closed pipe
 CLOSED_PIPE = 141
 
@@ -211,29 +213,47 @@ class Output:
     ) -> None:
         """Write a table; columns in `right` are aligned to the right.
 
-        On a terminal the table has its width, and cells may have several lines; elsewhere each row is one line.
+        On a terminal the table has its width, and cells may have several lines; elsewhere, and in a table of more than
+        1,000 rows, each row is one line.
         `is_listed`: if the table is wider than the terminal, or than 120 columns elsewhere, write a list of the rows.
         """
         if self.as_json:
             return
-        rows = list(rows)
-        # imported on use, as in `_table`, because loading is slow
+        # imported on use, because loading is slow
+        from rich.cells import cell_len
         from rich.console import Console
 
+        rows = list(rows)
+        cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+        # a cell has a blank on each side, and a line on the left of the first one and on the right of each
+        natural = sum(widths) + 3 * len(widths) - 1
+        most = shutil.get_terminal_size().columns if self._terminal else _WIDE
+        if is_listed and natural > (most if self._terminal else _READABLE):
+            self._list(columns, rows, title)
+            return
+        # Rich needs about half a millisecond for a row, so it draws the head, and rows only where they are folded
+        is_folded = natural > most and len(cells) <= _MOST_FOLDED
         # draw for stdout's encoding and colours, but write through `_write`
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        terminal, width = (True, shutil.get_terminal_size().columns) if self._terminal else (None, _WIDE)
-        console = Console(file=drawn, force_terminal=terminal, width=width, highlight=False)
-        table = _table(columns, rows, title, right)
-        if is_listed:
-            natural = console.measure(table, options=console.options.update(max_width=_WIDE)).maximum
-            if natural > (width if self._terminal else _READABLE):
-                self._list(columns, rows, title)
-                return
-        console.print(table)
+        unset: list[int | None] = [None] * len(widths)
+        width = most if is_folded else max(most, natural)
+        console = Console(file=drawn, force_terminal=self._terminal or None, width=width, highlight=False)
+        console.print(_table(columns, cells if is_folded else (), title, right, unset if is_folded else widths))
         drawn.seek(0)
-        self._write(drawn.read())
+        *head, foot = drawn.read().splitlines(keepends=True)
+        self._write("".join(head))
+        if not is_folded:
+            line = "|" if foot.startswith("+") else " "
+            aligned = list(zip(widths, [name in right for name in columns], strict=True))
+            for row in cells:
+                padded = []
+                for cell, (wide, is_right) in zip(row, aligned, strict=True):
+                    blank = " " * (wide - cell_len(cell))
+                    padded.append(blank + cell if is_right else cell + blank)
+                self._write(f"{line}{f' {line} '.join(padded)}{line}\n")
+        self._write(foot)
 
     def _list(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
         """Write the cells of each row as fields, and a blank line."""
@@ -310,18 +330,23 @@ class Output:
 
 
 def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None, right: Collection[str]
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None,
+    right: Collection[str],
+    widths: Sequence[int | None],
 ) -> Table:
+    """Return a table whose columns have `widths`; None: the width of its cells."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     heading = Text(printable(title)) if title is not None else None
     table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", width=width)
     for row in rows:
-        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
+        table.add_row(*map(Text, row))
     return table
 
 

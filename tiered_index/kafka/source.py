@@ -90,7 +90,7 @@ from tiered_index.kafka.client import (
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name, archived_end, keys_in, positions_by_store
 from tiered_index.service.index import IndexService
-from tiered_index.types import MAX_TIMESTAMP_MS, format_time
+from tiered_index.types import MAX_TIMESTAMP_MS, format_time, inclusive
 
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
@@ -116,7 +116,7 @@ class OffsetOutOfRange(CorruptFile):
     """The next record of a partition, at `position`, is not in its log, which has offsets [`begin`, `end`)."""
 
     def __init__(self, place: str, position: int, begin: int, end: int) -> None:
-        problem = f"the next offset is {position:,}, and the log has {begin:,} to {end:,}"
+        problem = f"the next offset is {position:,}, and the log has {inclusive(begin, end)}"
         hint = "--restart-at begin or --restart-at end continues there, and reports the gap"
         super().__init__(place, f"{problem}: {hint}")
         self.position, self.begin, self.end = position, begin, end
@@ -958,7 +958,7 @@ def _place_of(message: Any) -> str:
 
 def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
     """Return the loss: records that are skipped, or that were put and are not in the log any more."""
-    where = f"{partition.place} had offset {partition.read:,} next, and its log has {begin:,} to {end:,}"
+    where = f"{partition.place} had offset {partition.read:,} next, and its log has {inclusive(begin, end)}"
     if target >= partition.read:
         problem = f"{where}: deleted before they were read"
         # producers choose the times of records, so records around the gap do not bound its times

@@ -65,7 +65,7 @@ def test_retention_that_overtakes_is_named_with_its_range(producing, topics, ind
     producing.send(topic, packet(30, "m"))
     topics.delete_records(topic, {0: 45})
     if restart_at is None:
-        with pytest.raises(OffsetOutOfRange, match="the next offset is 20, and the log has 45 to 50"):
+        with pytest.raises(OffsetOutOfRange, match="the next offset is 20, and the log has 45 to 49"):
             ingest(index, topics.servers, topic)
         return
     follower = ingest(index, topics.servers, topic, restart_at=restart_at)

@@ -396,4 +396,4 @@ def test_files_lists_archived_segments(run_here, made):
     assert [segment["start"] for segment in listed] == list(range(0, BEGIN_OF_LAST, 16_384))
     assert {segment["size_bytes"] for segment in listed} == {16_384}
     text = run_here("files", "--storage", made.uri).out
-    assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,920\n" in text
+    assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in text

@@ -26,6 +26,7 @@ from tiered_index.service.erasure.erase import EraseRequest
 from tiered_index.service.erasure.segments import FoundMessages, Patch
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.types import inclusive
 
 _BODY_CRC_AT = 8
 SYS_FLAG_AT = 36
@@ -54,7 +55,7 @@ class MessagesToErase:
                 # a damaged piece may be within the properties of a message that is valid otherwise
                 around = [one for one in log.damaged if one.begin < batch.end and batch.begin < one.end]
                 for skipped in (*batch.skipped, *around):
-                    problem = f"{segment.name}: offsets {skipped.begin} to {skipped.end}: {skipped.problem}"
+                    problem = f"{segment.name}: offsets {inclusive(skipped.begin, skipped.end)}: {skipped.problem}"
                 found, alike = self._patches(batch, segment.start)
                 rows.append(found)
                 collisions += alike

@@ -40,7 +40,7 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.threads import each
 from tiered_index.storage.context import check_deadline
-from tiered_index.types import IndexItem
+from tiered_index.types import IndexItem, inclusive
 
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
@@ -333,9 +333,7 @@ class RocketmqMessages:
         damaged = search.damaged or search.is_damaged_locally
         if damaged and not search.is_damage_sure and (cut := self._cut_of(search)) is not None:
             damaged = False
-            search.problems.insert(
-                0, f"commit log offsets {cut.begin:,} to before {cut.end:,} were cut off or rewritten"
-            )
+            search.problems.insert(0, f"commit log offsets {inclusive(cut.begin, cut.end)} were cut off or rewritten")
         return search.missing(state, damaged=damaged, withheld=search.sees is not None)
 
 

@@ -37,6 +37,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
+from tiered_index.types import inclusive
 
 _STEP_BYTES = 16 << 20
 
@@ -81,7 +82,7 @@ class SegmentRepairs:
 
         if yes:
             self.log.append("an archived segment that was lost", None, make)
-        return Repair(segment.name, "give up", f"offsets {segment.start:,} to {segment.end:,} of {segment.store}")
+        return Repair(segment.name, "give up", f"offsets {inclusive(segment.start, segment.end)} of {segment.store}")
 
     def _repaired(self, segment: ArchivedSegment, report: Report, *, yes: bool) -> Repair | None:
         originals: list[_Copy] = []

@@ -54,6 +54,7 @@ from tiered_index.rocketmq.log.segments import End, Segment
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
+from tiered_index.types import inclusive
 
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
@@ -72,7 +73,7 @@ class RewrittenOffsets(CorruptFile):
 
     def __init__(self, folder: str, begin: int, end: int, messages: int | None) -> None:
         count = "" if messages is None else f", {messages:,} messages in the index"
-        super().__init__(folder, f"{_REWRITTEN}: commit log offsets {begin} to {end}{count}")
+        super().__init__(folder, f"{_REWRITTEN}: commit log offsets {inclusive(begin, end)}{count}")
         self.begin, self.end, self.messages = begin, end, messages
 
 

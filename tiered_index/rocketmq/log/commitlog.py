@@ -39,6 +39,7 @@ from tiered_index.rocketmq.log.columns import (
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message, peek_topic
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
+from tiered_index.types import inclusive
 
 T = TypeVar("T")
 # Listings of the folder before a segment that can't be opened counts as missing
@@ -54,7 +55,7 @@ class MissingOffsets(CorruptFile):
     """Commit log offsets [`begin`, `end`) are in no file: deleted before they were read, or never written."""
 
     def __init__(self, folder: str, problem: str, begin: int, end: int) -> None:
-        super().__init__(folder, f"{problem}: commit log offsets {begin} to {end}")
+        super().__init__(folder, f"{problem}: commit log offsets {inclusive(begin, end)}")
         self.begin = begin
         self.end = end
 

@@ -26,6 +26,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
+from tiered_index.types import inclusive
 
 QueuesOf = Callable[[], bytes]
 """Returns the queue offsets of a segment (`format/queue_offsets.py`); empty if they are unknown."""
@@ -67,7 +68,7 @@ class SegmentArchive:
     def read(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
         """Return unchecked bytes of a segment from `position` on. Raises `ObjectNotFound`, `CorruptFile`."""
         if not 0 <= position <= position + length <= segment.size_bytes:
-            raise InvalidArgument(f"bytes {position} to {position + length} are not within {segment.name}")
+            raise InvalidArgument(f"bytes {inclusive(position, position + length)} are not within {segment.name}")
         return b"".join(self._range(segment, *one) for one in segment.ranges(position, length))
 
     def verified(self, segment: ArchivedSegment, position: int, length: int) -> bytes:

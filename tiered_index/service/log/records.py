@@ -43,7 +43,7 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 from tiered_index.retention import EXPIRED, NOTHING, Expired
-from tiered_index.types import LostFile
+from tiered_index.types import LostFile, inclusive
 
 LOG_VERSION = 6
 """The newest version, of documents with columnar segments.
@@ -273,7 +273,7 @@ class SourceRange(Stored):
         """The reason why messages of the range may be missing."""
         offsets = "commit log offsets" if self.source.startswith("rocketmq:") else "offsets"
         count = "" if self.messages is None else f" (at least {self.messages:,} messages)"
-        return f"{offsets} {self.begin:,} to before {self.end:,}{count} {_REASONS[self.kind]}"
+        return f"{offsets} {inclusive(self.begin, self.end)}{count} {_REASONS[self.kind]}"
 
     def lost(self, begin_ms: int, end_ms: int) -> LostObject:
         """Return the lost object of the range, whose messages have times in [`begin_ms`, `end_ms`], epoch ms."""
