@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.conftest import published, serving
+from tests.server.conftest import index_in, published, serving
 from tests.support.batches import batch
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
@@ -188,3 +188,20 @@ def test_a_body_is_read_the_same_with_and_without_the_core(plain, more, rest):
                 return str(error)
 
     assert read(compiled_core()) == read(None)
+
+
+def test_a_batch_whose_entries_exceed_the_memory_of_answers_is_refused(tmp_path):
+    lookups = [{"topic": "t", "key": f"k{n}", "max_count": 1_000} for n in range(20)]
+    with index_in(tmp_path, items=20_000) as index:
+        index.put_batch(batch(20_000, topic="t", key=[f"k{n % 20}" for n in range(20_000)], size=7, timestamp_ms=T))
+        with serving(index, answer_bytes=16 << 20) as client:
+            refused = client.post("/v1/query:batch", json={"lookups": lookups})
+            assert (refused.status_code, "20,000 entries needs" in refused.json()["detail"]) == (413, True)
+            found = client.post("/v1/query:batch", json={"lookups": lookups[:3]}).json()
+            assert [len(one["items"]) for one in found["results"]] == [1_000] * 3
+            # lookups that ask for more than they find
+            nothing = [one | {"key": "none"} for one in lookups * 5]
+            assert client.post("/v1/query:batch", json={"lookups": nothing}).status_code == 200
+            # even the stored rows would exceed it
+            refused = client.post("/v1/query:batch", json={"lookups": nothing * 2})
+            assert (refused.status_code, "200,000 entries needs" in refused.json()["detail"]) == (413, True)

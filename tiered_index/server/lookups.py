@@ -34,6 +34,7 @@ from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.memory import (
     MESSAGE_FACTOR,
     REPORT_BYTES,
+    ROW_BYTES,
     SEARCHED_FACTOR,
     SEEN_BYTES,
     CountedMessages,
@@ -312,6 +313,8 @@ class LookupHandlers(Handlers):
             request.state.asked = what
             caller.need_topics(counts)
             self._check_counts(lookups.max_counts)
+            # stored rows are found before entries are made of them; most lookups find fewer than they ask for
+            reservation.need(most := sum(counts.values()), ROW_BYTES * most)
             reservation.hold(entries_bytes(counts.items()))
             files, more = _tells_files(request, asked), dict[str, Any]()
 
@@ -326,6 +329,7 @@ class LookupHandlers(Handlers):
                     return error.result
 
             results = self._recorded(request, "query_many", what, look_up)
+            reservation.need(int(results.counts.sum()), entries_bytes(results.counts_of_topics().items()))
             if form == wire.ARROW:
                 stream = wire.ArrowStream()
                 data = stream.table(wire.table_of(results, redaction))

@@ -35,6 +35,8 @@ SEARCHED_FACTOR = 2
 _PARSED_FACTOR = 50
 # Memory of an entry that a stream has sent, and must not send again; and of a file's report, until the stream ends
 SEEN_BYTES, REPORT_BYTES = 256, 2048
+# Memory of an entry that a batch has found, as a stored row, twice while rows are joined
+ROW_BYTES = 128
 # One answer claims at most 7 of 8 parts of the budget, so that it need not wait for an idle service
 _PARTS = 8
 _WAIT_S = 5.0
@@ -141,6 +143,15 @@ class Reservation:
             self.hold(self._bytes + size)
         except MemoryInUse:
             raise _no_memory_left() from None
+
+    def need(self, count: int, size: int) -> None:
+        """Raise `Refused` if an answer of `count` entries needs `size` bytes, more than the whole budget."""
+        if size > (most := self._memory.most_bytes):
+            raise Refused(
+                413,
+                f"an answer of {count:,} entries needs up to {size:,} bytes of memory, and this service has {most:,} "
+                f"for all answers: ask for fewer keys, or a lower max_count, or raise --answer-bytes",
+            )
 
     def settle(self, size: int) -> None:
         """Hold `size` bytes, those of the finished answer, in place of the reserved ones."""

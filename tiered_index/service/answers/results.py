@@ -187,6 +187,12 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             counts[number] = len(page)
         return counts
 
+    def counts_of_topics(self) -> dict[str, int]:
+        """Return the number of entries of each topic."""
+        counts = np.zeros(len(self.batch.topics), np.int64)
+        np.add.at(counts, self.batch.topic_index, self.counts)
+        return dict(zip(self.batch.topics, counts.tolist(), strict=True))
+
     @property
     def is_plain(self) -> npt.NDArray[np.bool_]:
         """The answers (bool, n) that are complete and have only entries: no loss, no unknown topic."""
