@@ -25,7 +25,16 @@ def run() -> None:
         gc.disable()
         # OpenBLAS starts threads for products of large matrices when it is loaded; there are none here.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        from tiered_index.cli.main import run as run_arguments
+        try:
+            from tiered_index.cli.main import run as run_arguments
+        except (ImportError, MemoryError) as error:
+            if "--debug" in sys.argv:
+                raise
+            sys.stderr.write(
+                f"tiered-index can't be loaded: {error or 'memory is lacking'}: check the limit of memory "
+                "(`ulimit -v`) and the installation (--debug shows where)\n"
+            )
+            sys.exit(3)
 
         run_arguments()
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from tiered_index._version import __version__
 from tiered_index.cli.output import CLOSED_PIPE, Output, discard, printable, tell
-from tiered_index.errors import DiskFull
+from tiered_index.errors import DiskFull, SetupUnavailable
 
 USAGE = 2
 INTERRUPTED = 130
@@ -81,7 +81,7 @@ class LateCommand(TyperCommand):
         except KeyboardInterrupt:
             tell("interrupted\n")
             raise
-        except OSError as error:  # `run` would take an OSError for one of stdout
+        except (ImportError, MemoryError, OSError) as error:  # `run` would take an OSError for one of stdout
             raise ImportError(f"{self.name} can't be loaded: {error}") from error
         if not gc.isenabled():
             # `__main__` turned it off. Loading leaves no garbage; from here on there may be some.
@@ -167,6 +167,14 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         code = INTERRUPTED
     except SystemExit as ended:  # typer's response to a closed pipe
         code = CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code
+    except (ImportError, MemoryError) as error:
+        # a command that can't be loaded: under a limit of memory, or with a damaged installation
+        if "--debug" in given:
+            raise
+        advice = "check the limit of memory (`ulimit -v`) and the installation (--debug shows where)"
+        message = f"{error or 'memory is lacking'}: {advice}"
+        Output(as_json="--json" in given).error("SetupUnavailable", message, exit_code=SetupUnavailable.exit_code)
+        code = SetupUnavailable.exit_code
     except (OSError, DiskFull) as error:  # from help, usage and version: commands report their own errors
         discard(sys.stdout)
         message = f"stdout can't be written: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -30,7 +30,15 @@ from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, Printabl
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, holds, with_value
-from tiered_index.errors import BudgetExceeded, ConfigError, CorruptFile, InvalidArgument, NotAnIndex, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    SetupUnavailable,
+    TieredIndexError,
+)
 from tiered_index.format.names import file_id_of, is_foreign
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
@@ -43,6 +51,10 @@ if TYPE_CHECKING:
     from tiered_index.client import IndexClient
 
 UNEXPECTED = 70
+TOO_LITTLE_MEMORY = (
+    "the process has too little memory: give it more, by `ulimit -v` or its container's limit, or bound its buffers "
+    "and caches in the settings"
+)
 # 128 + SIGINT, as shells report it
 _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
@@ -334,6 +346,10 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
         return _INTERRUPTED
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
+    except MemoryError as error:
+        little = SetupUnavailable(f"{TOO_LITTLE_MEMORY}{f': {error}' if str(error) else ''}")
+        _report(session, little, str(little), describe_error(little))
+        return little.exit_code
     except Exception as error:  # noqa: BLE001 - the outermost frame reports unexpected errors
         if isinstance(error, FileNotFoundError) and not _has_working_folder():
             gone = ConfigError(DELETED_FOLDER)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ import typer
 
 from tests.support.loaded import loaded
 from tiered_index import IndexService
-from tiered_index.cli.main import app, run
+from tiered_index.cli.main import alone, app, run
+from tiered_index.cli.session import Session, command
+from tiered_index.storage.disk import Disk
 
 # the modules of this package that every command line loads. --version and --help load no more
 OF_EVERY_LINE = ("_version", "cli", "cli.__main__", "cli.main", "cli.output", "encoding", "errors", "tracing", "types")
@@ -57,8 +60,8 @@ def test_a_reader_of_a_storage_loads_only_modules_of_its_lookup(root):
 
 def commands(group):
     """Yield each command of a group and of its subgroups."""
-    for command in group.commands.values():
-        yield from commands(command) if hasattr(command, "commands") else [command]
+    for one in group.commands.values():
+        yield from commands(one) if hasattr(one, "commands") else [one]
 
 
 @pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=lambda command: command.name)
@@ -66,14 +69,51 @@ def test_the_list_of_commands_has_the_first_lines_of_their_help(command):
     assert command.help == inspect.cleandoc(command.loaded().help).split("\n\n")[0]
 
 
-def test_an_unreadable_command_is_not_an_error_of_stdout(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied"),
+        ImportError("libarrow.so: failed to map segment from shared object"),
+        MemoryError("memory is lacking"),
+    ],
+)
+def test_a_command_that_can_not_be_loaded_is_one_line(error, monkeypatch, capsys):
+    """Under `ulimit -v 200000` a command ended with a traceback of the dynamic linker, and code 1."""
+
     def unreadable(name):
-        raise PermissionError(13, "Permission denied", name)
+        raise error
 
     monkeypatch.setattr("pkgutil.resolve_name", unreadable)
-    said = r"query can't be loaded: .*Permission denied: 'tiered_index.cli.query:query'"
-    with pytest.raises(ImportError, match=said):
+    with pytest.raises(SystemExit, match="3"):
         run(["query", "t", "k"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"tiered-index: query can't be loaded: {error}: check") and said.count("\n") == 1
+    with pytest.raises(ImportError, match="query can't be loaded"):
+        run(["query", "t", "k", "--debug"])
+
+
+def test_too_little_memory_is_an_error_of_the_set_up(capsys):
+    def hungry(session: Session) -> int:
+        raise MemoryError("unable to allocate 8.00 GiB")
+
+    with pytest.raises(SystemExit, match="3"):
+        run([], alone(command(hungry)))
+    said = capsys.readouterr().err
+    assert "too little memory" in said and said.endswith(": unable to allocate 8.00 GiB\n")
+
+
+def test_a_folder_that_can_not_be_listed_is_an_error_of_the_set_up(tmp_path, monkeypatch, capsys):
+    """As for another user, whom the folder's permissions exclude."""
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "storage").as_uri()):
+        pass
+
+    def denied(self, folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Disk, "names", denied)
+    with pytest.raises(SystemExit, match="3"):
+        run(["verify", "--root", str(tmp_path / "root")])
+    assert re.search(r"^tiered-index: listing .*/root/\w+: Permission denied", capsys.readouterr().err)
 
 
 def test_a_package_is_run_as_the_command_line_is():

@@ -65,7 +65,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.log.summary import decode as decode_summary
 from tiered_index.service.reading.root_view import RootView, UnsealedView
-from tiered_index.service.root import Root
+from tiered_index.service.root import Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage
@@ -518,7 +518,9 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
 
 def _check_names(root: Root, report: Report) -> None:
     for state in STATES:
-        for name in root.disk.names(root.folder(state)):
+        with disk_errors(f"listing {root.folder(state)}"):
+            names = root.disk.names(root.folder(state))
+        for name in names:
             path = root.folder(state) / name
             if name.startswith(TEMPORARY_PREFIX):
                 report.note(f"{path}: unfinished work, or reserved by a running writer; the next start deletes it")
