@@ -260,7 +260,6 @@ LASTING: dict[str, tuple[Action, type[Exception]]] = {
     "throttled": (SPOILED["throttled"], StorageUnavailable),
     "a lost answer": (SPOILED["a lost answer"], StorageUnavailable),
     "wrong bytes": (SPOILED["wrong bytes"], CorruptFile),
-    "the whole object": (Action(ask_range=""), StorageUnavailable),
     "expired credentials": (
         Action(answer=error(403, "ExpiredToken", "The provided token has expired.")),
         StorageMisconfigured,

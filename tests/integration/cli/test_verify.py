@@ -97,7 +97,7 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     (missing,) = verified.document["missing"]
     assert (verified.code, missing["object"], missing["topics"]) == (1, name, ["orders", "payments"])
     assert missing["copy"] == str(damaged.root / "uploaded" / f"{file}.index")
-    told = {key: missing[key] for key in ("file", "begin_ms", "end_ms", "entries")} | {"source": None}
+    told = {key: missing[key] for key in ("file", "begin_ms", "end_ms", "entries")} | {"source": None, "reason": None}
     rows = ("object", name), ("file", file), ("begin", r"20\S+"), ("end", r"20\S+"), ("entries", f"{told['entries']:,}")
     shown = re.compile("".join(f"  {label} +{value}\n" for label, value in rows))
     alone = run_here("verify", "--storage", damaged.uri)

@@ -52,8 +52,8 @@ identity-without-topic: answers include entries of another topic whose key has t
   tests/regressions/rocketmq/test_topics_of_equal_hashes.py::test_a_topic_that_has_nothing_gets_nothing
 one-answer-too-many: an answer has one entry more than max_count (RocketMQ 10471)
   in TopK.answers
-  - return self._rows[: self._max_count],
-  + return self._rows[: self._max_count + 1],
+  - page, more = self._first[: self._max_count],
+  + page, more = self._first[: self._max_count + 1],
   tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
 file-skipped-one-second-early: a file is skipped although it ends in the second of the last answer
   in TopK.can_skip
@@ -62,8 +62,8 @@ file-skipped-one-second-early: a file is skipped although it ends in the second 
   tests/unit/service/test_paging_and_cursors.py::test_a_file_is_skipped_only_below_the_last_answers_second
 skipped-file-called-complete: an answer that left out files is called complete
   in TopK.answers
-  - self.skipped or len(self._rows) > self._max_count
-  + len(self._rows) > self._max_count
+  - self.skipped or len(self._first) > self._max_count
+  + len(self._first) > self._max_count
   tests/unit/service/test_paging_and_cursors.py::test_an_answer_that_left_files_out_is_not_called_complete
 failed-file-called-complete: an answer is called complete although a file could not be read
   in QueryEngine.query
@@ -91,12 +91,12 @@ removed-object-not-looked-up-again: a lookup fails because a later record remove
   + if state.objects or state.number]
   tests/faults/test_damage.py::test_an_object_that_a_later_record_removed_makes_a_reader_look_again[False]
 cursor-repeats-its-last: a page begins with the last answer of the page before
-  in _in_lookup
+  in are_after
   - else values > bound)
   + else values >= bound)
   tests/property/test_cursors.py::test_pages_of_a_key_with_thousands_of_entries[native-0-64-64]
 cursor-skips-ties: a page leaves out answers of the last second of the page before
-  in _in_lookup
+  in are_after
   - later |= equal & (values < bound
   + later |= equal & (name == "second") & (values < bound
   tests/property/test_cursors.py::test_pages_of_a_key_with_thousands_of_entries[native-0-64-64]
