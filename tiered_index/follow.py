@@ -37,7 +37,7 @@ _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
 # Prefixes of the names of followed sources: only a follower may set their positions
-FOLLOWED = ("rocketmq:", "kafka:", "kafka-key:", "kafka-begin:")
+FOLLOWED = ("rocketmq:", "rocketmq-tags:", "kafka:", "kafka-key:", "kafka-begin:")
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 

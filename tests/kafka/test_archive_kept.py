@@ -158,7 +158,7 @@ def test_a_reader_from_before_an_erasure_finds_what_was_kept(uri, topic):
 
 
 def test_a_partition_or_a_time_is_erased(uri, tmp_path, topic):
-    erase(uri, topic, queue_id=1, before_ms=TIME_MS + 300_000, yes=True, now=True, grace_s=0)
+    erase(uri, topic, queue_id=1, before_ms=TIME_MS + 299_500, yes=True, now=True, grace_s=0)
     rows = pq.read_table(paths(uri)).to_pylist()
     left = {(row["partition"], row["offset"]) for row in rows}
     assert left == {(n % PARTITIONS, n // PARTITIONS) for n in range(COUNT) if n % PARTITIONS != 1 or n >= 300}
@@ -183,3 +183,8 @@ def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path):
     # and are not archived again
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False) as index:
         assert archive(index, servers, topic).archiving.archived == 0
+
+
+def test_a_rebuild_names_records_and_what_to_do_instead(uri, tmp_path):
+    refused = run_here("rebuild", "--from", uri, "--storage", (tmp_path / "new").as_uri())
+    assert (refused.code, "archived files of Kafka's records. Use `copy`" in refused.err) == (2, True), refused.err

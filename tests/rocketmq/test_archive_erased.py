@@ -211,6 +211,27 @@ def test_tombstones_and_overwritten_messages_are_of_one_moment(life):
     assert {offset for offset, m in read_all(storage).items() if m.is_erased} == asked & archived.keys()
 
 
+def test_a_time_within_a_second_is_one_rule_for_entries_archive_and_certificate(tmp_path):
+    """Entries have whole seconds, archived messages milliseconds: both are erased by the second in which they lie."""
+    with StoreWriter(tmp_path / "store", segment_bytes=512) as writer:
+        for ms in (*range(0, 3_000, 200), *range(60_000, 69_000, 200)):
+            writer.put("orders", 0, b"b" * 100, keys=["k"], store_ms=BEGIN_MS + ms)
+    storage = LocalStorage(tmp_path / "storage")
+    with open_index(tmp_path / "root", storage, local_keep_s=0) as index:
+        for message in CommitLogReader(tmp_path / "store" / "commitlog").messages():
+            put(index, message)
+        SegmentArchiver(index, "a-store", tmp_path / "store" / "commitlog").run_once()
+        index.seal()
+        index.run_lifecycle()
+        done = erase(storage.uri, "orders", before_ms=BEGIN_MS + 1_500, yes=True, now=True, grace_s=0)
+        left = index.query("orders", "k", max_count=999).items
+    assert [stone["before_ms"] for stone in done.to_dict()["tombstones"]] == [BEGIN_MS + 2_000]
+    assert min(item.timestamp_ms for item in left) == BEGIN_MS + 2_000
+    # as many entries as messages: those with 0 to 1,800 ms
+    assert (done.entries_removed, done.messages_erased) == (10, 10)
+    assert {m.store_ms - BEGIN_MS for m in read_all(storage).values() if m.is_erased} == set(range(0, 2_000, 200))
+
+
 def test_without_now_archived_messages_are_hidden_and_not_erased(life):
     storage, _, _ = life
     done = erase(storage.uri, "orders", keys="nobody's", yes=True)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from tiered_index.cli.options import declare, pairs
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.reading.root_view import UnsealedView
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 
@@ -148,16 +146,8 @@ def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, 
     """Return the source of the records of a topic. None: the topic is not Kafka's."""
     if reader is None:
         return kafka_messages({}, (), broker, topic)
-    # positions of entries that are not uploaded are only in the root's files
-    files = []
-    for file in reader.files():
-        if isinstance(file, UnsealedView):
-            files.append(file.journal.positions)
-        elif isinstance(file, CompactedFile) and file.is_local:
-            files.append(file.metadata().source_positions)
-    states = [archive.state() for archive in reader.segment_archives.values()]
-    positions = {text for several in files for text in several}
-    positions.update(text for state in states for text in (*state.positions, *state.stores))
+    stores = (store for archive in reader.segment_archives.values() for store in archive.state().stores)
+    positions = {*reader.durable_positions(), *stores}
     return kafka_messages(reader.segment_archives, positions, broker, topic)
 
 

@@ -20,7 +20,9 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.log.layout import tag_key
+from tiered_index.rocketmq.log.store import TAGS_SOURCE
 from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time
 
 _PAGE = 1000
@@ -140,7 +142,7 @@ def query(
         with contextlib.ExitStack() as stack:
             return look_up_keys(stack, session, config, lookups, budget, target, **of_pages)
     assert topic is not None and key is not None
-    key = tag_key(key) if tag else key
+    asked_tag, key = (key, tag_key(key)) if tag else (None, key)
     page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
     with contextlib.ExitStack() as stack:
 
@@ -164,8 +166,33 @@ def query(
 
         of_messages = MessagesResult(messages=(), status="partial")
         nothing: Any = of_messages if messages else QueryResult(items=(), status="partial")
+        if asked_tag is not None:
+            open_lookup = partial(_with_tags, open_lookup, lambda: pages.reader, asked_tag)
         pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
         return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
+
+
+def _with_tags(
+    open_lookup: Callable[[], Callable[..., Any]], reader: Callable[[], IndexReader | None], tag: str
+) -> Callable[..., Any]:
+    """Return the opened lookup of `tag`. It raises `InvalidArgument` if it finds nothing in an index without tags."""
+    look_up = open_lookup()
+
+    def next_page(*, cursor: str | None, **more: Any) -> Any:
+        answer = look_up(cursor=cursor, **more)
+        if len(answer) or cursor is not None or answer.status != "complete":
+            return answer
+        here = reader()
+        known = [one.positions for one in answer.freshness] if here is None else [here.durable_positions()]
+        # a service that writes an index does not tell its positions
+        if known and not any(TAGS_SOURCE in positions for positions in known):
+            raise InvalidArgument(
+                f"no message with the tag {tag!r} was found, and the index has no tags: run `ingest --index-tags`, "
+                "with --restart if the store has been indexed before"
+            )
+        return answer
+
+    return next_page
 
 
 def growing(look_up: Callable[..., QueryResult], first: int) -> Callable[..., QueryResult]:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 from tiered_index import documents
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
 from tiered_index.follow import FOLLOWED
+from tiered_index.rocketmq.log.store import TAGS_SOURCE
 from tiered_index.server.grants import read_grants
 from tiered_index.server.problems import Refused
 
@@ -64,9 +65,13 @@ class Caller:
     def sees_source(self, source: str) -> bool:
         """Return whether the caller may see a source of entries, whose name may have names of other topics.
 
-        A token may have the name of a kind of followed sources.
+        A token may have the name of a kind of followed sources. `TAGS_SOURCE` names no topic.
         """
-        return self.topics is None or (source.startswith(f"{self.name}:") and not source.startswith(FOLLOWED))
+        return (
+            self.topics is None
+            or source == TAGS_SOURCE
+            or (source.startswith(f"{self.name}:") and not source.startswith(FOLLOWED))
+        )
 
     def need_topic(self, topic: str) -> None:
         """Raise `Refused` if the caller may not see a topic."""

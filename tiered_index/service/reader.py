@@ -40,9 +40,10 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
+from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.view import Viewed, WholeView
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
@@ -52,6 +53,7 @@ from tiered_index.service.lookup.scan import Files, Indexes
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, hand_over, sourced_schema
 from tiered_index.service.reading.prefix import Children
 from tiered_index.service.reading.refreshed import Reading, Refreshed, wait_for
+from tiered_index.service.reading.root_view import UnsealedView
 from tiered_index.service.reading.unopened import Openings, Unopened, close_view
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
@@ -270,6 +272,20 @@ class IndexReader(Lookups[ItemT]):
         handles += [handle for view in self._views for handle in view.all_handles()]
         self._check_open()
         return sorted(handles, key=lambda handle: (handle.sequence, handle.file_id))
+
+    def durable_positions(self) -> dict[str, int]:
+        """Return the position of every source before which all of its entries are in files; the greatest of indexes."""
+        files = self.files()
+        positions: dict[str, int] = {}
+        for state in self._log_states():
+            positions = max_positions(positions, state.positions)
+        # positions of entries that are not uploaded are only in the root's files
+        for file in files:
+            if isinstance(file, UnsealedView):
+                positions = max_positions(positions, file.journal.positions)
+            elif isinstance(file, CompactedFile) and file.is_local:
+                positions = max_positions(positions, dict(file.metadata().source_positions))
+        return positions
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -246,10 +246,17 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
     chosen, done = ingest("chosen", "--topics", "order*", "--topics", "TBW102", "--exclude-topics", "order-*", "--json")
     assert (done.document["entries"], done.document["left_out"], done.document["hidden"]) == (8, 13, 1)
     assert (found(chosen, "TBW102", "k3"), found(chosen, "order-test", "k1")) == ([["k3"]], [])
-    more, _ = ingest("more", "--index-tags", "--index-prepared")
+    more, _ = ingest("more", "--index-tags", "--index-prepared", "--wait")
     assert sorted(found(more, "orders", "paid", "--tag")) == [["k15"], ["k5"]]
     assert found(more, "orders", "half") == found(more, "RMQ_SYS_TRANS_HALF_TOPIC", "half") == [["half"]]
-    assert found(own, "orders", "paid", "--tag") == []
+    for options in ((), ("--messages", "--store", tmp_path / "store")):
+        refused = run_here("query", "orders", "paid", "--tag", *own[:2], *options)
+        assert (refused.code, "no tags: run `ingest --index-tags`" in refused.err) == (2, True)
+        refused = run_here("query", "orders", "paid", "--tag", *own[2:])
+        assert refused.code == 2
+    for place in (more[:2], more[2:]):
+        nothing = run_here("query", "orders", "none", "--tag", *place)
+        assert (nothing.code, "0 found, complete" in nothing.out) == (0, True)
     assert not ingest("more", "--index-tags", "--index-prepared")[1].err
     changed = ingest("more", "--topics", "order*")[1].err
     assert "indexes --topics order*; earlier runs indexed --index-tags --index-prepared: --restart reads" in changed

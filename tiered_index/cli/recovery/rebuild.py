@@ -23,8 +23,9 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
+from tiered_index.rocketmq.follow.dispatcher import note_tags
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, TAGS_SOURCE
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.index import IndexService
@@ -87,6 +88,7 @@ def rebuild(
         # before the first entry is put: archived segments may still have erased messages
         hidden = replace(old.log_state.expired, segments={})
         take_over(index.storage, hidden, SystemClock())
+        note_tags(index, selection)
         put, done = putting.patient(), dict.fromkeys(("messages", "entries", "expired"), 0)
         skipped: list[SkippedRange] = []
         total = sum(segment.size_bytes for segments in stores.values() for segment in segments)
@@ -139,7 +141,7 @@ def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[
     if index.index_id == old.genesis.index_id:
         raise ConfigError("--storage is the index at --from: give the new index a storage and root of its own")
     known = index.durable_positions()
-    if known.keys() - {SOURCE_PREFIX + name for name in stores} or (index.files() and not known):
+    if known.keys() - {TAGS_SOURCE, *(SOURCE_PREFIX + name for name in stores)} or (index.files() and not known):
         raise ConfigError(
             f"{index.storage.uri} holds other entries, or those of an interrupted rebuild without --root: give an "
             f"empty prefix"

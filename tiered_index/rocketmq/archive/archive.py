@@ -62,6 +62,12 @@ def segments_by_store(state: LogState, stores: Sequence[str], where: str) -> dic
 
     `where` names the index in errors.
     """
+    others = sum(one.columns is not None for one in state.archive.values())
+    if others and not state.byte_stores:
+        raise InvalidArgument(
+            f"{where} has no archived segments of a RocketMQ store, but {others:,} archived files of Kafka's records. "
+            f"Use `copy` for another index with them, or read them as Parquet (docs/kafka.md), and `ingest` those"
+        )
     if unknown := [name for name in stores if name not in state.byte_stores]:
         known = ", ".join(map(repr, state.byte_stores)) or "none"
         raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {known}")

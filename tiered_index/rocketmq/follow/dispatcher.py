@@ -51,7 +51,7 @@ from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRang
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.evidence import dledger_log, gather, problem_of
 from tiered_index.rocketmq.log.segments import End, Segment
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, TAGS_SOURCE, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 from tiered_index.types import inclusive
@@ -94,6 +94,14 @@ def check_one_store(index: IndexService, source: str, *, restart: bool = False) 
             f"this index follows the store {other!r}, not {this!r}: use another root and storage, --store-name "
             f"if the store has moved, or --restart to put both into one index"
         )
+
+
+def note_tags(index: IndexService, selection: Selection) -> None:
+    """Note durably that an index has entries of tags, if `selection` has them: a tag without entries is then none."""
+    if selection.tags and index.durable_position(TAGS_SOURCE) is None:
+        names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+        own = (column.name for column in index.schema.caller_columns)
+        index.put_batch({name: [] for name in (*names, *own)}, TAGS_SOURCE, 1)
 
 
 class Dispatcher:
@@ -174,6 +182,7 @@ class Dispatcher:
         # The reason why messages of the store can't be read, although the log looks whole; None: there is none
         self.trouble: str | None = None
         self._evidence_s: float | None = None
+        note_tags(index, self._reader.selection)
 
     def positions(self) -> dict[str, int]:
         """Return the commit log offset after the last put message, by source; empty before the first message."""

@@ -32,6 +32,7 @@ from tiered_index.errors import (
 from tiered_index.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.store import TAGS_SOURCE
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -85,6 +86,7 @@ _INDEX_TYPE, _UNIQUE, _TAG = "indexType", "U", "T"
 # The type of a pull's subscription that names tags
 _TAGS = "TAG"
 _DAMAGED = "the message is damaged; the server's log says why"
+_NO_TAGS = "no message was found, and this index has no tags: run `ingest --index-tags`"
 _NO_MESSAGE = "can not find message, maybe time range not correct"
 _NO_ROOM = "a frame of 16 MiB has no room for it"
 # Entries of a key that are read at once to find the end of the last page
@@ -459,6 +461,9 @@ class ReadOnlyBroker:
                 return request.answered(ResponseCode.SYSTEM_ERROR, _DAMAGED)
         remark = self._shortfall(topic, key, answer.messages)
         fields = self._updated(answer, caller)
+        is_bare = not answer.messages and kind == _TAG and not unique and cursor is None
+        if is_bare and TAGS_SOURCE not in self._index.durable_positions():
+            return request.answered(ResponseCode.SYSTEM_ERROR, _NO_TAGS)
         if not messages:
             return request.answered(ResponseCode.QUERY_NOT_FOUND, remark or _NO_MESSAGE, fields=fields)
         if unique:
