@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition
 
 from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archive, ingest
+from tests.server.conftest import serving
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.kafka import open_kafka_messages
@@ -38,6 +39,12 @@ def sent(count, name="k"):
     ]
 
 
+@pytest.fixture
+def run_here_in(tmp_path):
+    index = ("--root", tmp_path / "words", "--storage", (tmp_path / "storage").as_uri())
+    return lambda *arguments: run_here(*arguments, *index)
+
+
 def test_a_record_is_shown_from_the_broker_and_from_the_archive_once_that_has_deleted_it(
     index, cluster, servers, producing, topic
 ):
@@ -51,7 +58,7 @@ def test_a_record_is_shown_from_the_broker_and_from_the_archive_once_that_has_de
         source.close()
         cluster.trim(topic, 0, 50)
     assert source.at(topic, 0, 99).state == "missing"
-    assert "no archived segment has it" in source.at(topic, 0, 99).problem
+    assert "no archive has it" in source.at(topic, 0, 99).problem
     # without a broker
     (found,) = index.messages(topic, "k49", source=messages_of(index)).messages
     assert (found.state, found.message.value) == ("archived", b"k value 49")
@@ -65,7 +72,7 @@ def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, p
     assert (found.state, found.message) == ("expired", None)
     assert "the broker has deleted it: the log of" in found.problem
     (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
-    assert (found.state, found.problem) == ("missing", "no archived segment has it")
+    assert (found.state, found.problem) == ("missing", "no archive has it, and no broker was given")
 
 
 def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):
@@ -280,13 +287,59 @@ def test_no_topic_no_right_no_answer_and_a_deleted_record_are_four_states(
     assert (refused, error) == ("refused", StorageMisconfigured) and "allow the client's login to READ it" in problem
     cluster.fail_topic(topic, 0)
     cluster.delete(topic)
-    assert state() == ("no_topic", f"the cluster has no topic {topic}; no archived segment has it", type(None))
+    assert state() == ("no_topic", f"the cluster has no topic {topic}; no archive has it", type(None))
     monkeypatch.setattr("tiered_index.kafka.client.TIMEOUT_S", 0.0)
     unavailable, problem, error = state(servers="127.0.0.1:1")
     assert (unavailable, error) == ("unavailable", StorageUnavailable) and "127.0.0.1" not in problem.split(":")[0]
     source = messages_of(index, servers)
     assert source.at(topic, 0, 7).state == "no_topic"
     source.close()
+
+
+def test_the_states_of_records_that_cannot_be_read_are_told_over_http(
+    index, cluster, servers, producing, topic, monkeypatch
+):
+    cluster.create(topic)
+    producing.send(topic, sent(9))
+    ingest(index, servers, topic)
+    index.flush()
+    monkeypatch.setattr("tiered_index.kafka.client._AWAY_S", 0.0)
+
+    def away(*_):
+        raise StorageUnavailable("its broker does not answer")
+
+    def asked():
+        """Return the state of k7, the status of its answer, and the status of the record's place."""
+        source = messages_of(index, servers)
+        with serving(index, records=lambda _: source) as client:
+            key = {"topic": topic, "key": "k7", "allow_partial": True}
+            answer, place = client.get("/v1/messages", params=key), client.get(f"/v1/messages/kafka:{topic}/0/7")
+        source.close()
+        assert "127.0.0.1" not in place.text
+        (one,) = answer.json()["messages"]
+        assert one["problem"] and one["message"] is None
+        return one["state"], answer.json()["status"], place.status_code
+
+    cluster.fail_topic(topic, TOPIC_REFUSED)
+    assert asked() == ("refused", "partial", 502)
+    cluster.fail_topic(topic, 0)
+    cluster.delete(topic)
+    assert asked() == ("no_topic", "complete", 404)
+    monkeypatch.setattr(KafkaBroker, "record", away)
+    assert asked() == ("unavailable", "partial", 502)
+
+
+def test_commands_have_kafkas_words_for_places(run_here_in, cluster, servers, producing, topic):
+    producing.send(topic, sent(9))
+    assert run_here_in("ingest", f"kafka://{servers}/{topic}").code == 0
+    cluster.trim(topic, 0, 9)
+    assert "partition   offset" in run_here_in("query", topic, "k7").out
+    shown = run_here_in("query", topic, "k7", "--messages", "--kafka", f"bootstrap.servers={servers}").out
+    assert "partition 0  offset 7  expired: the broker has deleted it" in shown
+    shown = run_here_in("query", topic, "k7", "--messages").out
+    assert "partition 0  offset 7  missing: no archive has it, and no broker was given" in shown
+    browsed = run_here_in("message", "--topic", topic, "--queue-id", 0, "--offset", 7)
+    assert (browsed.code, "it is a topic of Kafka" in browsed.err) == (2, True), browsed.err
 
 
 def test_a_partition_that_a_topic_does_not_have_is_named(index, servers, producing, topic):

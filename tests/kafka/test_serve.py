@@ -75,7 +75,7 @@ def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producin
         serving(reader, records=partial(open_kafka_messages, reader, None)) as client,
     ):
         (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
-        assert (one["message"], "no archived segment has it" in one["problem"]) == (None, True)
+        assert (one["message"], "no archive has it" in one["problem"]) == (None, True)
 
 
 def test_records_are_shown_from_the_broker_until_it_deletes_them_then_from_the_archive(

@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log
 from tests.rocketmq.messages import NOW_MS
 from tests.rocketmq.test_skipped_ranges import SKIPPING, follow
@@ -142,3 +143,18 @@ def test_a_log_of_two_disks_is_read_whole(followed):
     assert [one.start for one in closed_segments(store.commitlog)] == list(range(0, end - end % SEGMENT, SEGMENT))
     with pytest.raises(InvalidArgument, match="--commitlog"):
         StoreDirectory.open(followed.path, None, [followed.folder / "none"])
+
+
+def test_the_command_line_reads_a_log_of_two_disks(followed):
+    end = whole(followed)
+    other = followed.folder / "disk-2" / "commitlog"
+    other.mkdir(parents=True)
+    shutil.move(followed.segment(end // SEGMENT - 1), other)
+    ingest = ("ingest", followed.path, "--storage", (followed.folder / "by command").as_uri(), "--json")
+    ingest += ("--root", followed.folder / "root of command")
+    alone = run_here(*ingest)
+    assert (alone.code, alone.error["type"]) == (4, "MissingOffsets"), alone.err
+    both = run_here(*ingest, "--commitlog", other)
+    assert (both.code, both.document["position"]) == (0, end), both.err
+    absent = run_here(*ingest, "--commitlog", followed.folder / "none")
+    assert (absent.code, "--commitlog" in absent.error["message"]) == (2, True), absent.err

@@ -14,6 +14,7 @@ from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
+from tiered_index.systems import KAFKA, ROCKETMQ, position_names, words_of
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
@@ -146,9 +147,7 @@ def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, 
     """Return the source of the records of a topic. None: the topic is not Kafka's."""
     if reader is None:
         return kafka_messages({}, (), broker, topic)
-    stores = (store for archive in reader.segment_archives.values() for store in archive.state().stores)
-    positions = {*reader.durable_positions(), *stores}
-    return kafka_messages(reader.segment_archives, positions, broker, topic)
+    return kafka_messages(reader.segment_archives, position_names(reader), broker, topic)
 
 
 def kafka_messages(
@@ -159,8 +158,8 @@ def kafka_messages(
     With a broker, topics without positions are Kafka's, too, unless the index follows a RocketMQ store.
     """
     positions = set(positions)
-    is_named = any(text.startswith("kafka:") and f"/{topic}/" in text for text in positions)
-    if not is_named and (broker is None or any(text.startswith("rocketmq:") for text in positions)):
+    words = words_of(positions, topic)
+    if words is not KAFKA and (broker is None or words is ROCKETMQ):
         return None
     from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.kafka.names import keys_in

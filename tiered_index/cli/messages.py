@@ -28,6 +28,7 @@ from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, decode_offset
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
+from tiered_index.systems import OTHER, Words, position_names
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def messages_source(store: Path | None, reader: IndexReader | None, config: Inde
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
     archives = reader.segment_archives if reader is not None else None
-    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)
+    positions = partial(position_names, reader) if reader is not None else None
+    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root, positions=positions)
 
 
 # Fields of a message that the first line or its body has, or that only programs need
@@ -50,7 +52,7 @@ _SHOWN_APART = (
 )
 
 
-def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
+def write_messages(out: Output, pages: Pages[MessagesResult], topic: str, body: BodyFormat) -> int:
     """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
     count = collisions = requests = size_bytes = 0
     found: Counter[str] = Counter()
@@ -58,7 +60,7 @@ def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) 
         for one in answer.messages:
             shown = one.to_dict(body)
             if not out.as_json:
-                _write_message(out, one, shown["message"])
+                _write_message(out, one, shown["message"], pages.words(topic))
                 out.line()
             elif pages.every:
                 out.record(shown)
@@ -79,13 +81,16 @@ def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) 
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 
-def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) -> None:
-    """Write the result of an entry; `shown` is the document of its message or record, or None."""
+def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, words: Words) -> None:
+    """Write the result of an entry; `shown` is the document of its message or record, or None.
+
+    `words` are those of its system.
+    """
     item = fetched.item
     source = item.source if item is not None else None
     if shown is None:
         place = (
-            f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
+            f"{format_time(item.timestamp_ms)}  {words.queue} {item.queue_id}  {words.offset} {item.offset}"
             f"{f'  of {source}' if source is not None else ''}"
             if item is not None
             else ""
@@ -234,7 +239,7 @@ def message(
                 stack.enter_context(client)
                 assert msg_id is not None
                 return partial(client.message, msg_id, topic, body=body)
-            reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
+            pages.reader = reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
             if msg_id is not None and msg_id.startswith(_RECORD):
                 read = _record_at(stack, reader, kafka, msg_id)
             else:
@@ -252,12 +257,13 @@ def message(
 
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
+        words = pages.words(topic) if topic is not None else OTHER
     shown = [one.to_dict(body) for one in answer.messages]
     lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())
     for one, document_of_one in zip(answer.messages, shown, strict=True):
-        _write_message(session.out, one, document_of_one["message"])
+        _write_message(session.out, one, document_of_one["message"], words)
     if not answer.messages and pages.exceeded is None:
         session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
     if answer.lost:

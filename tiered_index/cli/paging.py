@@ -25,6 +25,7 @@ from tiered_index.service.lookup.budget import Limits, LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
+from tiered_index.systems import KAFKA, ROCKETMQ, Words, position_names, words_of
 from tiered_index.types import Explain, Freshness, QueryResult, TopicsResult, format_time
 
 # Time for a page after the command's time has ended: it only names the files that it would have read
@@ -82,6 +83,7 @@ class Pages(Generic[R]):
         self.last: R = self.nothing
         # Set by `open_lookup`
         self.reader: IndexReader | None = None
+        self._words: dict[str, Words] = {}
         self._folded = 0
         # the identities of entries on earlier pages
         self._shown: set[tuple[object, ...]] = set()
@@ -119,6 +121,15 @@ class Pages(Generic[R]):
             # otherwise thousands of pages would keep their file reports in memory
             self._explains.append(answer.explain)
         return answer
+
+    def words(self, topic: str) -> Words:
+        """Return the words of the system that a topic's entries come from, as the answer or the index shows it."""
+        if topic not in self._words:
+            names = [name for index in self.last.freshness for name in index.positions]
+            if (words := words_of(names, topic)) not in (KAFKA, ROCKETMQ) and self.reader is not None:
+                words = words_of(position_names(self.reader), topic)
+            self._words[topic] = words
+        return self._words[topic]
 
     @property
     def _not_asked(self) -> Freshness | None:

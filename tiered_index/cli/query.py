@@ -33,7 +33,6 @@ _PAGE_OF_MESSAGES = 256
 _FEW = 64
 # More entries than a key can have.
 _EVERY = 2**62
-_COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 
 
 @command
@@ -169,7 +168,9 @@ def query(
         if asked_tag is not None:
             open_lookup = partial(_with_tags, open_lookup, lambda: pages.reader, asked_tag)
         pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
-        return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
+        if messages:
+            return write_messages(session.out, pages, topic, body or "text")
+        return _write(session.out, pages, topic)
 
 
 def _with_tags(
@@ -205,7 +206,7 @@ def growing(look_up: Callable[..., QueryResult], first: int) -> Callable[..., Qu
     return next_page
 
 
-def _write(out: Output, pages: Pages[QueryResult]) -> int:
+def _write(out: Output, pages: Pages[QueryResult], topic: str) -> int:
     is_stream = pages.every and out.as_json
     items: list[IndexItem] = []
     count = 0
@@ -221,9 +222,10 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
     )
     if items:
         own = own_columns(type(items[0]))
-        columns = (*_COLUMNS[:-1], *own, *(_COLUMNS[-1:] if any(item.source is not None for item in items) else ()))
+        queue, several = pages.words(topic).queue, any(item.source is not None for item in items)
+        columns = ("time", queue, "offset", "size", "topic id", *own, *(("source",) if several else ()))
         rows = [_row(item, own)[: len(columns)] for item in items]
-        out.table(columns, rows, right=("queue", "offset", "size"))
+        out.table(columns, rows, right=(queue, "offset", "size"))
     out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 

@@ -35,6 +35,7 @@ from tiered_index.service.lookup.search import Search
 from tiered_index.service.threads import each
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
+from tiered_index.systems import KAFKA
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 
 _PLACE = re.compile(r"kafka:([^/\0]+)/([0-9]{1,19})/([0-9]{1,19})")
@@ -61,6 +62,7 @@ class RecordSearch(Search):
 
     place: tuple[str, int, int]
     key: str | None = None
+    has_broker: bool = True
     state: MessageState = "missing"
     is_archived: bool = False
 
@@ -81,7 +83,7 @@ class RecordSearch(Search):
     def result(self) -> Fetched:
         """Return the result and its cost."""
         if not self.is_archived:
-            self.problems.append("no archived segment has it")
+            self.problems.append("no archive has it" if self.has_broker else KAFKA.no_message)
         return self.outcome(lambda: self.missing(self.state, damaged=self.damaged))
 
 
@@ -107,13 +109,14 @@ class KafkaMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
-        searches = [RecordSearch((topic, item.queue_id, item.offset), key, item=item) for item in items]
+        has_broker = self.broker is not None
+        searches = [RecordSearch((topic, item.queue_id, item.offset), key, has_broker, item=item) for item in items]
         each(searches, self._settle, self.threads)
         return [search.result() for search in searches]
 
     def at(self, topic: str, partition: int, offset: int) -> Fetched:
         """Return the record at an offset of a partition. Raises what made the place impossible to ask."""
-        search = RecordSearch((topic, partition, offset), item=None)
+        search = RecordSearch((topic, partition, offset), None, self.broker is not None, item=None)
         self._settle(search)
         if (fetched := search.result()).error is not None:
             raise fetched.error

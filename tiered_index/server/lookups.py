@@ -58,10 +58,10 @@ from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, Reque
 from tiered_index.service.lookup.messages import MessageSource, MessagesResult, pause_s
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
+from tiered_index.systems import ROCKETMQ
 from tiered_index.types import Explain, IndexItem, QueryResult, TopicsResult
 
 _NO_EXPLAIN = Explain()
-_NO_QUEUES = "browsing needs queue offsets: serve with --store, or archive segments with --archive-queues"
 _UNREADABLE = "this message can't be read"
 # Most entries of an answer that is made on the event loop
 _FEW = 100
@@ -441,11 +441,11 @@ class LookupHandlers(Handlers):
                         asked.topic, messages.store, messages.root, archives, self._queue_caches, reservation.grow
                     )
                     if queues is None:
-                        raise Refused(404, _NO_QUEUES)
+                        raise Refused(404, messages.words(asked.topic).no_queues)
                     browser = Browser(queues, expired, claim)
                     answer = browser.page(asked.topic, asked.queue_id, asked.at_ms, asked.cursor, asked.max_count)
                 except UnknownOffsets as error:
-                    raise Refused(404, f"{error.problem}; {_NO_QUEUES}") from error
+                    raise Refused(404, f"{error.problem}; {ROCKETMQ.no_queues}") from error
             if answer is None:
                 queue = "" if asked.queue_id is None else f" {asked.queue_id}"
                 raise Refused(404, f"topic {asked.topic!r:.80} has no queue{queue} here")

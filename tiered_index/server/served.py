@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -26,6 +27,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
+from tiered_index.systems import position_names
 
 Index = IndexReader | IndexService
 """The library's object that answers lookups: a reader of storages, or the writer of one index."""
@@ -232,4 +234,5 @@ def messages_of(lookups: Index, store: Path | None) -> RocketmqMessages:
     """Return the source of messages for an index: a store's folder (None: none) and archived segments."""
     archive = lookups.segment_archives if isinstance(lookups, IndexReader) else lookups.segment_archive
     config = lookups.config
-    return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root)
+    positions = partial(position_names, lookups) if isinstance(lookups, IndexReader) else lookups.durable_positions
+    return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root, positions=positions)

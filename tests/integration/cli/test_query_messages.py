@@ -404,3 +404,19 @@ def test_files_lists_archived_segments(run_here, made):
     assert {segment["size_bytes"] for segment in listed} == {16_384}
     text = run_here("files", "--storage", made.uri).out
     assert f"archived of {listed[0]['store']}: 5 segments, 80.0 KiB, offsets 0 to 81,919\n" in text
+
+
+def test_an_index_of_a_file_has_no_words_of_a_store(run_here, tmp_path):
+    """Its entries have places, and no messages: the answer says so, and names no log, segment or broker."""
+    source = tmp_path / "orders.ndjson"
+    source.write_text(
+        '{"topic": "orders", "key": "order-7", "timestamp_ms": 1700000000000, "queue_id": 0, "offset": 40, "size": 9}\n'
+    )
+    places = ("--root", tmp_path / "root", "--storage", (tmp_path / "objects").as_uri())
+    assert run_here("ingest", source, *places).code == 0
+    for command in (("query", "orders", "order-7", "--messages"), ("message", "order-7", "--topic", "orders")):
+        done = run_here(*command, *places)
+        assert "queue 0  offset 40  missing: the index has the place of the message, but no copy of it" in done.out
+        assert not re.search("commit log|segment|store|broker", done.out + done.err), done.out
+    done = run_here("message", "--topic", "orders", "--queue-id", 0, "--offset", 40, *places)
+    assert (done.code, "only topics of RocketMQ have queues" in done.err) == (2, True), done.err

@@ -170,7 +170,7 @@ def test_a_message_that_is_not_there_says_why(opened, tmp_path):
         segment.write_bytes(segment.read_bytes().replace(digits, b"X" * len(digits), 1))
         with serving(index, store=store) as client:
             near = str(client.base_url)
-            tells(opened(near), "order-0", "expired: the store has deleted it, and no archive has it", "has deleted")
+            tells(opened(near), "order-0", "expired: the broker has deleted it, and no archive has it", "has deleted")
             tells(opened(near), damaged, "missing: no message could be read, for this reason:", "CRC")
             tells(opened(near), "order-late", "missing: no message could be read", "after the end of the log")
         kept = next(one for one in messages if one.physical_offset >= 4096).index_keys[0]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -40,6 +40,7 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.threads import each
 from tiered_index.storage.context import check_deadline
+from tiered_index.systems import ROCKETMQ, Words, words_of
 from tiered_index.types import IndexItem, inclusive
 
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
@@ -91,8 +92,9 @@ class RocketmqMessages:
     For several indexes, `archive` maps the `source` of entries to archives, as `IndexReader.segment_archives`, and
     `store` must be None. `store` is the folder that has ``commitlog``. `store_name` limits the archive to one store's
     segments (None: all). `threads` bounds concurrent requests. `root` is the root of an index that follows the store;
-    its follower's fingerprints show which messages the broker cut off. Raises `InvalidArgument` if `store` is not a
-    RocketMQ store.
+    its follower's fingerprints show which messages the broker cut off. `positions` returns the names of the indexes'
+    positions, which show the system that entries come from (None: RocketMQ). Raises `InvalidArgument` if `store` is not
+    a RocketMQ store.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class RocketmqMessages:
         store_name: str | None = None,
         threads: int = 8,
         root: Path | None = None,
+        positions: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         # Folder of the store directory
         self.store = StoreDirectory.open(store).folder if store is not None else None
@@ -117,12 +120,19 @@ class RocketmqMessages:
         self._store_name = store_name
         self._threads = threads
         self.root = root
+        self._positions = positions
         self._sees: Callable[[str], bool] | None = None
 
     @property
     def archives(self) -> tuple[SegmentArchive, ...]:
         """The archives of all indexes."""
         return tuple(self._archives.values())
+
+    def words(self, topic: str) -> Words:
+        """Return the words of the system that a topic comes from."""
+        if self._folder is not None or self._positions is None:
+            return ROCKETMQ
+        return words_of(self._positions(), topic)
 
     def seen_by(self, sees: Callable[[str], bool]) -> RocketmqMessages:
         """Return a copy for a caller that may see only the topics for which `sees` returns True.
@@ -188,7 +198,8 @@ class RocketmqMessages:
                 read(several[0])
             else:
                 each(several, read, self._threads)
-        return [self._outcome(search) for search in searches]
+        words = cache(self.words)
+        return [self._outcome(search, words) for search in searches]
 
     # the store's own files
 
@@ -312,11 +323,11 @@ class RocketmqMessages:
                 return lost
         return None
 
-    def _outcome(self, search: MessageSearch) -> Fetched:
-        outcome = search.outcome(partial(self._missing, search))
+    def _outcome(self, search: MessageSearch, words: Callable[[str], Words]) -> Fetched:
+        outcome = search.outcome(partial(self._missing, search, words))
         return replace(outcome, instead=outcome.instead or search.instead)
 
-    def _missing(self, search: MessageSearch) -> Fetched:
+    def _missing(self, search: MessageSearch, words: Callable[[str], Words]) -> Fetched:
         state: MessageState = "missing"
         if search.sees is not None and search.error is None and not (search.deleted and not search.problems):
             search.read_from, search.problems = None, [_WITHHELD]
@@ -327,9 +338,12 @@ class RocketmqMessages:
             elif search.deleted:
                 state = "expired"
                 search.problems.append(f"the broker has deleted this part of its commit log, and {not_archived}")
+            elif self._folder is not None:
+                search.problems.append(not_archived)
             else:
-                no_log = "" if self._folder is not None else ", and no store directory was given"
-                search.problems.append(not_archived + no_log)
+                # only the place of an entry may be of another system than RocketMQ
+                of_place = words(search.key[0]) if search.key is not None else ROCKETMQ
+                search.problems.append(of_place.no_message)
         damaged = search.damaged or search.is_damaged_locally
         if damaged and not search.is_damage_sure and (cut := self._cut_of(search)) is not None:
             damaged = False

@@ -196,9 +196,7 @@ def message_at(messages: RocketmqMessages, topic: str, queue_id: int, queue_offs
     """
     queues = queues_at_hand(topic, messages.store, messages.root, messages.archives, QueueCaches())
     if queues is None:
-        raise InvalidArgument(
-            "reading by queue offset needs the store, or segments that were archived with --archive-queues"
-        )
+        raise InvalidArgument(messages.words(topic).no_queues)
     try:
         queue = queues.find(topic, queue_id)
         if queue is None:

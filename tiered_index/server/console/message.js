@@ -11,7 +11,7 @@ const PAGES = 20;
 const DEEPEST = 32;
 const STATES = {
   local: "read from the store’s own files", archived: "read from an archived segment",
-  expired: "expired: the store has deleted it, and no archive has it",
+  expired: "expired: the broker has deleted it, and no archive has it",
   no_topic: "no such topic: the cluster has none of this name, and no archive has it",
   refused: "refused: the broker does not let the service read it, and no archive has it",
   unavailable: "unavailable: the broker can't return it now, and no archive has it",
@@ -19,6 +19,12 @@ const STATES = {
   missing: "missing: no message could be read, for this reason:",
   "not known": "not known: the search for the message is not complete, for this reason:",
 };
+// ends of the problem of a message without any place to read it, and the option of the service that gives one
+const NO_PLACE = [
+  [", and no store directory was given",
+    "This service reads no store (pass serve --store), and no archived segment has the message."],
+  [", and no broker was given", "This service asks no broker (pass serve --kafka), and no archive has the record."],
+];
 // most rows of one opened node of a tree
 const BRANCHES = 200;
 // characters that no text has; tabs and line ends are allowed
@@ -95,9 +101,8 @@ const placeOf = ({ topic, partition, offset }) => `kafka:${topic}/${partition}/$
 
 function parts({ state, item, message, read_from: place, problem, failed }) {
   const isRecord = message?.partition !== undefined;
-  const hasNone = /^no archive[^;]*, and no store directory was given$/.test(problem ?? "");
-  const none = "This service reads no store (pass serve --store), and no archived segment has the message.";
-  const warnings = [hasNone ? none : problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
+  const none = NO_PLACE.find(([ending]) => /^no archive[^;]*$/.test(problem ?? "") && problem.endsWith(ending));
+  const warnings = [none?.[1] ?? problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
   const fields = Object.entries(message ?? item ?? {}).filter(([name]) => !LEFT_OUT.has(name));
   return [
     make("p", { class: "state", role: "status" }, isRecord && state === "local" ? "read from the broker" : STATES[state] ?? state),

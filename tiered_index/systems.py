@@ -1,0 +1,79 @@
+"""The words of the system that entries come from: RocketMQ, Kafka, or another, such as files.
+
+The names of an index's positions show the system of its topics. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.reading.root_view import UnsealedView
+
+if TYPE_CHECKING:
+    from tiered_index.service.reader import IndexReader
+
+
+class Words(NamedTuple):
+    """The words of a system in texts for people.
+
+    - `queue`: the part of a topic.
+    - `offset`: the offset of an entry.
+    - `no_message`: the reason why there is no message if no place of messages was given.
+    - `no_queues`: the reason why messages can't be read by their place in a queue.
+    """
+
+    queue: str
+    offset: str
+    no_message: str
+    no_queues: str
+
+
+ROCKETMQ = Words(
+    "queue",
+    "commit log offset",
+    "no archived segment holds it, and no store directory was given",
+    "queue offsets are needed: give --store, or archive segments with --archive-queues",
+)
+KAFKA = Words(
+    "partition",
+    "offset",
+    "no archive has it, and no broker was given",
+    "it is a topic of Kafka: look up a key, or read a record by kafka:TOPIC/PARTITION/OFFSET",
+)
+OTHER = Words(
+    "queue",
+    "offset",
+    "the index has the place of the message, but no copy of it: read it in the source that was ingested",
+    "only topics of RocketMQ have queues to read: look up a key",
+)
+UNKNOWN = OTHER._replace(no_queues=ROCKETMQ.no_queues)
+"""Words for an index without positions: its entries may be of any system, or there are none yet."""
+
+
+def words_of(positions: Iterable[str], topic: str | None = None) -> Words:
+    """Return the words for a topic (None: any topic) of an index with these names of positions."""
+    positions = list(positions)
+    part = "/" if topic is None else f"/{topic}/"
+    if any(name.startswith("kafka:") and part in name for name in positions):
+        return KAFKA
+    if any(name.startswith("rocketmq:") for name in positions):
+        return ROCKETMQ
+    return OTHER if positions else UNKNOWN
+
+
+def position_names(reader: IndexReader[Any]) -> set[str]:
+    """Return the names of all positions and archived logs of the indexes that a reader reads."""
+    # positions of entries that are not uploaded are only in the root's files
+    names: set[str] = set()
+    for file in reader.files():
+        if isinstance(file, UnsealedView):
+            names.update(file.journal.positions)
+        elif isinstance(file, CompactedFile) and file.is_local:
+            names.update(file.metadata().source_positions)
+    for archive in reader.segment_archives.values():
+        state = archive.state()
+        names.update(state.positions)
+        names.update(f"rocketmq:{store}" if store in state.byte_stores else store for store in state.stores)
+    return names
