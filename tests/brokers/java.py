@@ -26,6 +26,16 @@ def free_ports(count: int) -> list[int]:
             bound.close()
 
 
+def is_free(port: int) -> bool:
+    """Return whether nothing listens on a port of this host."""
+    with socket.socket() as bound:
+        try:
+            bound.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def java_command(class_path: str, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
     """Return the command that runs a class."""
     return ["java", *_OPTIONS, *options, "-cp", class_path, main, *arguments]

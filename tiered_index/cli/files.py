@@ -150,7 +150,7 @@ def inspect(session: Session, file: File) -> int:
 
       tiered-index inspect 456789ab --storage s3://bucket/index --json
 
-      tiered-index inspect store/index/20231114221320000 --set slots=5000000 --set items=20000000
+      tiered-index inspect store/tiered_index_file/1700000000000 --set slots=5000000 --set items=20000000
     """
     with opened_contents(session, file) as (data, contents):
         described = contents.describe()

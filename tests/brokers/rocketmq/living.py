@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.brokers.java import JavaProcess, free_ports, java_command
+from tests.brokers.java import JavaProcess, free_ports, is_free, java_command
 from tests.support.processes import TOP, without_settings
 
 JAVA_FOLDER = Path(__file__).parent / "java"
@@ -104,10 +104,10 @@ class Broker:
         self.name, self.namesrv, self.store, self._folder = name, namesrv, folder / "store", folder
         self._class_path = class_path
         self._process: JavaProcess | None = None
-        # it also listens at the next port
-        (port,) = free_ports(1)
+        # it listens for slaves, too, and two ports below
+        port, slaves_port = next(ports for ports in iter(lambda: free_ports(2), None) if is_free(ports[0] - 2))
         self.address = f"127.0.0.1:{port}"
-        self._settings = {**_BROKER, "brokerName": name, "listenPort": port, **settings}
+        self._settings = {**_BROKER, "brokerName": name, "listenPort": port, "haListenPort": slaves_port, **settings}
         self._settings.setdefault("storePathRootDir", self.store)
         self.start()
 

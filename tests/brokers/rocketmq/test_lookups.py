@@ -45,7 +45,9 @@ def test_messages_are_answered_as_by_the_broker(beside, topic, kind):
     assert how.get("batch") or {one["id"] for one in found} == {name for one in sent for name in one["id"].split(",")}
     for one in found:
         by_id = living.by_id(topic, one["id"])
-        assert ours.by_id(topic, one["id"]) == by_id and by_id["body"] == one["body"]
+        assert ours.by_id(topic, one["id"]) == by_id
+        # the client of 5.2.0 gives all messages of a batch the same id
+        assert by_id["body"] in {same["body"] for same in found if same["id"] == one["id"]}
         pulled = living.pull(topic, one["queue"], one["queue_offset"], 1)
         assert [message["id"] for message in pulled["messages"]] == [one["id"]]
         assert ours.pull(topic, one["queue"], one["queue_offset"], 1) == pulled
