@@ -43,7 +43,7 @@ SETTINGS = {
 def tiered(installed, tmp_path_factory):
     """Files in each state, and the broker's answers from local and from uploaded ones.
 
-    A file lies where the broker wants a folder for uploaded index files. So it can't upload the first file that it
+    A file is where the broker wants a folder for uploaded index files. So it can't upload the first file that it
     compacts, and keeps it. Then it is killed. When it starts again without that obstacle, it uploads all full files.
     """
     of_version, folder = installed(NEWEST), tmp_path_factory.mktemp("tiered")

@@ -1,0 +1,145 @@
+"""Measures lookups by key over RocketMQ's protocol, beside a living broker: ``python -m tests.benchmarks.rocketmq``.
+
+One client of RocketMQ, in one thread, asks in turn, in one run: a broker; ``serve --root`` beside ``ingest --follow``,
+whose only index file is being written (*unsealed*); and ``serve --root`` on an index whose files are all compacted and
+uploaded (*sealed*). Both servers read messages from the broker's store. All three return the same number of messages.
+It prints lookups a second, latencies, and the ratios of the rates to the broker's. It needs Maven and Java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.brokers import jars
+from tests.brokers.rocketmq.living import (
+    Asked,
+    Broker,
+    JavaClient,
+    NameServer,
+    made_topic,
+    serving,
+    tiered_index,
+    until,
+)
+from tests.support.processes import TOP, without_settings
+
+GOALS = {"sealed": 0.5}
+"""The least ratio of a way's rate to the broker's."""
+WAYS = ("broker", "unsealed", "sealed")
+TOPIC, NAME, VERSION = "orders", "broker-a", "5.4.0"
+_PER_KEY = 4
+_BATCH = 500
+_POM = TOP / "tests" / "brokers" / "rocketmq" / "pom.xml"
+# As a broker is configured by default, but with smaller segments
+_SETTINGS = {
+    "mappedFileSizeCommitLog": 64 << 20,
+    "mappedFileSizeConsumeQueue": 6_000_000,
+    "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000,
+    "maxMessageSize": 4 << 20,
+}
+
+
+def key(number: int, messages: int) -> str:
+    """Return the key of a message: all messages of a key are far from each other."""
+    return f"order-{number % max(1, messages // _PER_KEY):09}"
+
+
+def send(living: Asked, messages: int) -> None:
+    """Send all messages in batches."""
+    for start in range(0, messages, _BATCH):
+        numbers = range(start, min(messages, start + _BATCH))
+        batch = [{"keys": key(number, messages), "body": f"{number:0200x}"} for number in numbers]
+        living.send(TOPIC, *batch, batch=True)
+
+
+@contextlib.contextmanager
+def following(store: Path, *index: object) -> Iterator[None]:
+    """Run ``ingest --follow`` in the block."""
+    command = [sys.executable, "-m", "tiered_index.cli", "ingest", str(store), "--follow", "-q", *map(str, index)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=TOP, env=without_settings(), **quiet) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def measure(
+    client: JavaClient, broker: Broker, messages: int, lookups: int, rounds: int, folder: Path
+) -> dict[str, Any]:
+    """Return the medians of the rounds for each way, and the ratios of the rates to the broker's."""
+    measured: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    choose = random.Random(0)
+    last = key(messages - 1, messages)
+    expected = sum(key(number, messages) == last for number in range(messages))
+    with contextlib.ExitStack() as stack:
+        asked = {"broker": Asked(client, broker.namesrv, broker.name)}
+        made_topic(asked["broker"], broker, TOPIC)
+        send(asked["broker"], messages)
+        for way in ("unsealed", "sealed"):
+            index = ("--root", folder / way, "--storage", (folder / f"{way}-storage").as_uri())
+            if way == "sealed":
+                tiered_index("ingest", broker.store, *index, "--wait", "-q")
+            else:
+                stack.enter_context(following(broker.store, *index))
+                until(lambda root=folder / way: list(root.rglob("*.index")), 60.0)
+            asked[way] = stack.enter_context(serving(client, broker.name, *index, "--store", broker.store))
+        for way in WAYS:
+            until(lambda way=way: len(asked[way].by_key(TOPIC, last)) == expected, 300.0)
+        for _ in range(rounds):
+            keys = [key(choose.randrange(messages), messages) for _ in range(lookups)]
+            for way in WAYS:
+                measured[way].append(asked[way].ask("rate", topic=TOPIC, keys=keys))
+            found = {way: measured[way][-1]["found"] for way in WAYS}
+            assert len(set(found.values())) == 1 and found["broker"] >= lookups, found
+    figures = {
+        way: {
+            "per_s": round(statistics.median(lookups / one["seconds"] for one in each), 1),
+            **{name: round(statistics.median(one[name] for one in each), 2) for name in ("p50_ms", "p99_ms")},
+        }
+        for way, each in measured.items()
+    }
+    ratios = {way: round(figures[way]["per_s"] / figures["broker"]["per_s"], 3) for way in WAYS[1:]}
+    told = {"messages": messages, "lookups": lookups, "rounds": rounds}
+    return {**told, "figures": figures, "ratios": ratios, "goals": GOALS}
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.rocketmq", description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of the topic, with two keys each")
+    parser.add_argument("--lookups", type=int, default=500, help="lookups of each way and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    try:
+        class_path = jars.class_path(_POM, "rocketmq", VERSION)
+    except pytest.skip.Exception as missing:
+        raise SystemExit(str(missing)) from None
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        folder = Path(temporary)
+        namesrv = NameServer(class_path, folder / "namesrv")
+        stack.callback(namesrv.end)
+        client = JavaClient(class_path, folder / "client")
+        stack.callback(client.end)
+        broker = Broker(class_path, folder / NAME, NAME, namesrv.address, **_SETTINGS)
+        stack.callback(broker.end, signal.SIGKILL)
+        measured = measure(client, broker, asked.messages, asked.lookups, asked.rounds, folder)
+        print(json.dumps({"rocketmq": VERSION, **measured}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
