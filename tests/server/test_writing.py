@@ -117,8 +117,9 @@ WRONG = [
     (LINES, lines(message(1)) + "{", "line 2: not JSON: "),
     (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),
     (LINES, lines(message(1), message(2, body="x")), "line 2: 'body' is not a field of a message"),
-    (LINES, lines(message(1), [1]), "line 2: not a JSON object: b'[1]"),
+    (LINES, lines(message(1), [1]), "line 2: not a JSON object, but an array: b'[1]"),
     (LINES, lines(message(1), message(2, topic_id=7)), "either all messages have a topic_id, or none"),
+    (LINES, lines(message(1), message(2, keys=[True])), "line 2: a key must be text, not bool"),
     (LINES, "[" * 100_000, "line 1: not JSON: "),
     # no lookup over HTTP could name this key
     (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),

@@ -87,7 +87,7 @@ def test_long_files_are_read_and_answers_written_in_parts(tmp_path, monkeypatch)
     assert read_csv(path) == wanted
     splits = [pa.record_batch({"split": [json.dumps([str(other)])]})]
     schema = pa.schema([("topic", pa.string()), ("key", pa.string())])
-    batches = list(key_files._read_json(splits, schema))
+    batches = list(key_files._read_json(splits, schema, "key"))
     assert [row for batch in batches for row in batch.to_pylist()] == wanted
     storage = MemoryStorage()
     (told,) = key_files._write_parts(iter(batches), Address(storage), "part-")
@@ -347,7 +347,7 @@ def raising(error):
 BAD_LINES = {
     b'{"topic": "t", "key"': "not JSON: Expecting ':'",
     b"5": "not a JSON object: b'5",
-    b'[{"topic": "t", "key": "a"}]': "not a JSON object: b'[",
+    b'[{"topic": "t", "key": "a"}]': "not a JSON object, but an array: b'[",
     b'{"topic": "t", "key": "a"} {"topic": "t", "key": "b"}': "not JSON: Extra data",
     b'{"topic": "t", "key": "a"}{': "not JSON: Extra data",
     b'{"topic": "t", "key": "\\ud83d"}': "it has half of a surrogate pair",
@@ -389,6 +389,14 @@ def test_ndjson_keys_are_read_as_written(spark, tmp_path):
             InvalidArgument, match=r"my keys\.ndjson: column 'n' has values of several types, or a number"
         ):
             rows(spark, wrong)
+
+
+def test_numbers_that_are_ndjson_keys_keep_their_text(spark, tmp_path):
+    written = ["10.50", "12345678901234567.25", "-0", "1E+3", "4711"]
+    lines = [f'{{"order": {number}, "paid": 1.50}}\n' for number in written]
+    (tmp_path / "k.ndjson").write_text("".join(lines) + '{"order": "a"}\n')
+    frame = read_keys(spark, str(tmp_path), S3, "order")
+    assert [row.order for row in frame.collect()] == [*written, "a"] and dict(frame.dtypes)["paid"] == "double"
 
 
 def test_ndjson_keys_of_a_storage_are_refused(spark):

@@ -21,7 +21,8 @@ from tiered_index.sources.places import LocalFile
 from tiered_index.spark.build import sources
 from tiered_index.storage.memory import MemoryStorage
 
-GOOD = {"topic": "t", "queue_id": 1, "keys": ["k"], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
+PLACE = {"topic": "t", "queue_id": 1, "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
+GOOD = {**PLACE, "keys": ["k"]}
 WRONG = {
     "text": {"offset": "abc"},
     "fraction": {"size": 1.5},
@@ -46,7 +47,7 @@ class Stored:
     def address(self, uri):
         return self
 
-    def open(self):
+    def open(self, *, any_names=False):
         return contextlib.nullcontext(self.storage)
 
     def read(self, name, data):
@@ -77,6 +78,17 @@ def test_a_task_says_what_ingest_and_the_service_say(case, name, tmp_path):
     with pytest.raises(InvalidArgument) as caught:
         parsed(data, wire.NDJSON, 1 << 20)
     assert str(caught.value) == f"line 3: {record.problem}"
+
+
+def test_a_task_and_the_service_take_the_keys_that_ingest_takes(tmp_path):
+    texts = ["10.50", "-0", "1E+3", "12345678901234567.25", '"k"', '["a", 1.50, ""]', '""', "null"]
+    data = "".join(f'{{**, "key": {text}}}\n' for text in texts).replace("{**", json.dumps(PLACE)[:-1]).encode()
+    (tmp_path / "m.ndjson").write_bytes(data)
+    (batch,) = NdjsonSource(LocalFile(tmp_path / "m.ndjson")).batches(0)
+    keys = [key for record in batch.records() for key in record.message.keys]
+    assert keys == [*texts[:4], "k", "a", "1.50"]
+    assert Stored().read("m.ndjson", data)["key"].to_pylist() == [*keys, None, None]
+    assert pa.table(parsed(data, wire.NDJSON, 1 << 20).columns)["key"].to_pylist() == keys
 
 
 def test_a_task_names_a_line_that_is_no_json():

@@ -317,10 +317,11 @@ def ingest(
     The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
     --index-prepared apply to the messages that this run reads. Entries of earlier runs stay as they are.
 
-    An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). It
-    may have topic_id. CSV and Parquet have columns with these names. To index columns of your own, name the class of
-    your entries with --item-type. The command ignores all other columns, and prints their names. With `--column
-    offset=rownumber` the offset is the row's number.
+    An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). A
+    number as a key keeps the text that it was written with. An empty key is none. The line may have topic_id. CSV and
+    Parquet have columns with these names. To index columns of your own, name the class of your entries with
+    --item-type. The command ignores all other columns, and prints their names. With `--column offset=rownumber` the
+    offset is the row's number.
 
     If a file has grown, the command reads its new part. If its beginning has changed, the command fails unless you
     pass --restart. It compares only the text that the first run found, at most 1 MiB. stdin is read from its start each

@@ -34,13 +34,13 @@ from tiered_index.sources.columns import (
     check_kinds,
     check_names,
     check_unicode,
-    checked_message,
     columns_of,
     entry_columns,
     is_list,
 )
-from tiered_index.sources.messages import json_object
+from tiered_index.sources.messages import Fields, json_fields
 
+_FIELDS = Fields()
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
 # Each key has a copy of its message's topic. Most bytes of topics for each byte of the largest body:
 _TOPICS_PER_BYTE = 8
@@ -76,10 +76,10 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
         if not line.strip():
             continue
         try:
-            fields = json_object(line)
+            fields = json_fields(line)
             if unknown := fields.keys() - _COLUMNS:
                 raise InvalidArgument(f"{min(unknown)!r:.80} is not a field of a message")
-            messages.append(message := checked_message(fields))
+            messages.append(message := _FIELDS.checked(fields))
             check_unicode(message)
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error}") from error

@@ -42,7 +42,7 @@ from tiered_index.sources.columns import (
     is_text,
     own_type,
 )
-from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record, json_object, written_key
+from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record, json_fields, json_object
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CSV, NDJSON, LocalFile, Place, Stdin, StoredFile
 
@@ -356,10 +356,7 @@ class NdjsonSource(TextSource):
         return table.filter(pc.invert(empty.fill_null(False))) if pc.any(empty).as_py() else table
 
     def _message(self, line: bytes, number: int) -> Message:
-        row = json_object(line)
-        for name in _KEY_FIELDS:
-            if (column := self.fields.names.get(name)) in row:
-                row[column] = written_key(row[column])
+        row = json_fields(line, [self.fields.names.get(name) for name in _KEY_FIELDS])
         if self.counts_rows and row.get(ROW_NUMBER) is None:
             row[ROW_NUMBER] = number
         return self.fields.checked(self.fields.of_row(row))

@@ -21,7 +21,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.sources.columns import bounded_lines, check_names
-from tiered_index.sources.messages import json_object, written_key
+from tiered_index.sources.messages import json_fields
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile
 from tiered_index.types import Lookup, parse_time
@@ -49,7 +49,7 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
             )
             if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
                 raise InvalidArgument(f"{missing[0]!r} is missing")
-            topic, key = check_topic(fields["topic"]), check_key(written_key(fields["key"]))
+            topic, key = check_topic(fields["topic"]), check_key(fields["key"])
             check_range(begin, end, max_count)
         except (InvalidArgument, ValueError) as error:
             raise InvalidArgument(f"{file}: {where}: {error}") from error
@@ -130,12 +130,15 @@ def _csv_problem(problem: str) -> str:
     return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
 
 
-def ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects of a file, each with its line number for errors. Raises `InvalidArgument`, with the line."""
+def ndjson_rows(file: Path, key: str = "key") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the objects of a file, each with its line number for errors. Raises `InvalidArgument`, with the line.
+
+    `key` is the member that has the keys: a number there is text, as written.
+    """
     for number, line in enumerate(_lines(file), 1):
         if line.strip():
             where = f"line {number:,}"
-            found = json_object(line, f"{file}: {where}: ")
+            found = json_fields(line, (key,), f"{file}: {where}: ")
             # Tables and services refuse half a surrogate pair, as an escape or as bytes
             if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
                 raise InvalidArgument(f"{file}: {where}: it has half of a surrogate pair")

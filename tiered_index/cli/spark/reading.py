@@ -90,7 +90,7 @@ def lookup(
         progress = ending.enter_context(progress_of(session))
         result = look_up(
             spark,
-            read_keys(spark, keys, config.s3),
+            read_keys(spark, keys, config.s3, columns.get("key", "key")),
             storage=storage,
             columns=columns,
             allow_partial=allow_partial,

@@ -92,33 +92,34 @@ def _names(header: list[str], file: Path) -> list[str]:
     return names
 
 
-def json_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the JSON objects of files as rows; a first pass finds the columns."""
+def json_frame(spark: SparkSession, files: Sequence[Path], key: str = "key") -> DataFrame:
+    """Return the JSON objects of files as rows; a first pass finds the columns. In column `key` a number is text."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     splits = frame_of_splits(spark, [[str(file)] for file in files])
     with typed_errors("reading the keys"):
         kinds = [
-            pa.ipc.read_schema(pa.py_buffer(row[0])) for row in splits.mapInArrow(_kinds, "kinds binary").collect()
+            pa.ipc.read_schema(pa.py_buffer(row[0]))
+            for row in splits.mapInArrow(partial(_kinds, key=key), "kinds binary").collect()
         ]
     schema = _kinds_of_all(kinds, "the keys")
     # any type will do for a column of nulls
     schema = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
-    return splits.mapInArrow(partial(_read_json, schema=schema), from_arrow_schema(schema))
+    return splits.mapInArrow(partial(_read_json, schema=schema, key=key), from_arrow_schema(schema))
 
 
-def _objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+def _objects(batches: Iterable[pa.RecordBatch], key: str) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """Yield (file, objects) for batches of the objects of a task's files."""
     for (file,) in each_split(batches):
-        rows = ndjson_rows(Path(file))
+        rows = ndjson_rows(Path(file), key)
         while part := [row for _, row in islice(rows, _BATCH_ROWS)]:
             yield file, part
 
 
-def _kinds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _kinds(batches: Iterable[pa.RecordBatch], key: str) -> Iterator[pa.RecordBatch]:
     """Yield one row, the serialized Arrow schema of all columns of a task's files."""
     found = [pa.schema([])]
-    for file, rows in _objects(batches):
+    for file, rows in _objects(batches, key):
         for name in dict.fromkeys(name for row in rows for name in row):
             try:
                 # `infer_type` accepts numbers with texts behind them
@@ -139,8 +140,8 @@ def _kinds_of_all(kinds: Sequence[pa.Schema], where: str) -> pa.Schema:
         raise InvalidArgument(f"{where}: a column has values of several types: {error}") from error
 
 
-def _read_json(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for _, rows in _objects(batches):
+def _read_json(batches: Iterable[pa.RecordBatch], schema: pa.Schema, key: str) -> Iterator[pa.RecordBatch]:
+    for _, rows in _objects(batches, key):
         yield pa.RecordBatch.from_pylist(rows, schema)
 
 
@@ -160,12 +161,16 @@ def key_files(path: str, s3: StorageOptions) -> ParquetFiles | list[Path]:
     return [Path(name) for _, name in found]
 
 
-def read_keys(spark: SparkSession, path: str, s3: StorageOptions) -> DataFrame:
-    """Return the rows of a file or folder of keys. Raises as `key_files`."""
+def read_keys(spark: SparkSession, path: str, s3: StorageOptions, key: str = "key") -> DataFrame:
+    """Return the rows of a file or folder of keys; in NDJSON, numbers in the column `key` are text, as written.
+
+    Raises as `key_files`.
+    """
     files = key_files(path, s3)
     if isinstance(files, ParquetFiles):
         return frame_of_files(spark, files)
-    return (csv_frame if any(kind_of(file.name) == "csv" for file in files) else json_frame)(spark, files)
+    is_csv = any(kind_of(file.name) == "csv" for file in files)
+    return csv_frame(spark, files) if is_csv else json_frame(spark, files, key)
 
 
 def check_out(out: str, s3: StorageOptions) -> None:
