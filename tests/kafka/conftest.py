@@ -19,6 +19,7 @@ def _cluster():
 def _short_waits(monkeypatch):
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
+    monkeypatch.setattr("tiered_index.kafka.source._FAILOVER_S", 0.0)
 
 
 @pytest.fixture

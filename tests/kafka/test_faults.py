@@ -137,6 +137,19 @@ def test_a_broker_that_is_away_is_told_and_caught_up_with(cluster, index, topic,
     check_went_on(index, topic, following, 200)
 
 
+def test_a_failover_after_everything_was_read_is_no_alarm_at_first(cluster, topic, sent, following, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.source._FAILOVER_S", 3600.0)
+    for broker in (2, 3):
+        cluster.take_down(broker)
+    until(lambda: following.source._away)
+    assert following.problems(60.0) == []
+    assert following.source.lag().seconds is not None
+    monkeypatch.setattr("tiered_index.kafka.source._FAILOVER_S", 0.0)
+    assert len(following.problems(60.0)) == 2
+    for broker in (2, 3):
+        cluster.bring_up(broker)
+
+
 def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
     cluster, index, servers, topic, sent, monkeypatch
 ):

@@ -133,8 +133,8 @@ def test_records_whose_keys_cannot_be_taken_are_not_passed_by_a_later_round(inde
         raise ZeroDivisionError(record.offset)
 
     source = source_of(index, servers, topic, function=refuse)
-    for raised in (ZeroDivisionError, InvalidArgument):
-        with pytest.raises(raised):
+    for problem in (f"record {topic}/0/0: the function of keys failed: ZeroDivisionError", "open another source"):
+        with pytest.raises(InvalidArgument, match=problem):
             for _ in range(100):
                 for batch in source.batches():
                     assert not batch.position
@@ -164,6 +164,21 @@ def test_a_pattern_means_topics_of_later_and_not_those_of_kafka_itself(index, se
         source._looked_s = 0.0
         until(lambda: follower.messages == 2)
     assert {Name.parse(name).topic for name in source.positions()} == {f"{topic}-a", f"{topic}-b"}
+
+
+def test_a_pattern_that_matches_nothing_is_told_and_that_patterns_are_globs(index, servers, producing, topic):
+    producing.send(topic, [{"key": "k"}])
+    notes = []
+    for pattern in (f"{topic}-?", f"{topic}-.*"):
+        source_of(index, servers, pattern, note=notes.append).close()
+    plain = f"no topic matches the pattern '{topic}-?'"
+    assert notes == [plain, f"no topic matches the pattern '{topic}-.*'{GLOBS}"]
+    with pytest.raises(InvalidArgument) as refused:
+        source_of(index, servers, f"^{topic}$")
+    assert str(refused.value).endswith(GLOBS)
+
+
+GLOBS = "; patterns are globs (orders-*), not regular expressions (orders-.*)"
 
 
 def test_a_topic_that_is_not_there_is_an_error_with_the_nearest(index, servers, producing, topic):

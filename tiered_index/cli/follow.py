@@ -83,9 +83,10 @@ class StatusLines:
         lag, position = follower.source.lag(), follower.position
         problems = [*follower.index.health()["problems"], *follower.problems()]
         seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
-        detail = (
-            f"{human_count(follower.entries)} entries, {_distance(lag.bytes, follower.source.unit)}{seconds} behind"
-        )
+        behind = f"{_distance(lag.bytes, follower.source.unit)}{seconds} behind"
+        if lag.bytes == 0 and lag.seconds is None:
+            behind = "lag unknown"
+        detail = f"{human_count(follower.entries)} entries, {behind}"
         self._progress.update(position, "; ".join([detail, *problems]))
         if not self._records:
             return
@@ -194,7 +195,9 @@ _COUNTS = {
 
 def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = False) -> None:
     """Write the summary of an ingested file, store or topics."""
-    lag_bytes, torn = document.get("lag", {}).get("bytes"), document.get("torn")
+    lag, torn = document.get("lag", {}), document.get("torn")
+    lag_bytes = lag.get("bytes")
+    unknown = "unknown" if lag_bytes == 0 and lag.get("seconds", 0) is None else None
     for bad in document.get("skipped_first", ()):
         out.remark(f"skipped: {bad['where']}: {bad['problem']}")
     for late in document["quarantined_first"]:
@@ -207,7 +210,7 @@ def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = Fal
     fields = {
         "source": document["source"],
         "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
-        "behind": _distance(lag_bytes, document["unit"]) if lag_bytes else None,
+        "behind": _distance(lag_bytes, document["unit"]) if lag_bytes else unknown,
         **{name: document[name] for name in ("messages", "entries")},
         **{name: f"{document[name]:,} {counted}" for name, counted in counts.items() if document.get(name)},
         "skipped_reasons": document.get("skipped_reasons"),

@@ -95,6 +95,15 @@ def label(name: str) -> str:
     return name.removesuffix("_ms").removesuffix("_s").replace("_", " ")
 
 
+def _member(member: Any) -> str:
+    """Return the text of a list's member: of a header of Kafka "name: value", and "name (null)" without a value."""
+    if isinstance(member, list):
+        if member[-1:] == [None]:
+            return f"{': '.join(map(str, member[:-1]))} (null)"
+        return ": ".join(map(str, member))
+    return str(member)
+
+
 def shown(name: str, value: Any) -> str | None:
     """Return the text of a field's value for people, None for no value."""
     if value is None or value in ("", [], {}):
@@ -106,7 +115,7 @@ def shown(name: str, value: Any) -> str | None:
         members = {label(each): shown(named[each], member) for each, member in value.items()}
         return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
     if isinstance(value, list | tuple):
-        texts = [": ".join(map(str, member)) if isinstance(member, list) else str(member) for member in value]
+        texts = [_member(member) for member in value]
         return listed(texts, _TEXTS)
     if isinstance(value, bool):
         return "yes" if value else "no"

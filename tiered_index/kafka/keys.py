@@ -209,7 +209,7 @@ class Keys:
     def take(self, record: KafkaRecord) -> list[str]:
         """Return the keys of a record as `of` does, and count missing keys and invalid JSON."""
         if self.function is not None:
-            keys = self._counted(list(self.function(record)))
+            keys = self._counted(self._of_function(self.function, record))
             self._looked_at = None if keys or self._looked_at is None else self._looked_at + 1
             return keys
         place = f"{record.topic}/{record.partition}/{record.offset}"
@@ -234,10 +234,18 @@ class Keys:
     def of(self, record: KafkaRecord) -> list[str]:
         """Return the distinct keys of a record."""
         if self.function is not None:
-            found = self.function(record)
+            found = self._of_function(self.function, record)
         else:
             found = self._of_parts(record.key, record.headers, record.value, [])
         return [key for key in dict.fromkeys(found) if _is_usable(key)]
+
+    @staticmethod
+    def _of_function(function: KeyFunction, record: KafkaRecord) -> list[str]:
+        try:
+            return list(function(record))
+        except Exception as error:
+            place = f"{record.topic}/{record.partition}/{record.offset}"
+            raise InvalidArgument(f"record {place}: the function of keys failed: {error!r}") from error
 
     def _counted(self, found: list[str]) -> list[str]:
         if len(found) == 1 and _is_usable(found[0]):

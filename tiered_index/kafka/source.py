@@ -98,6 +98,8 @@ _MESSAGES = 20_000
 _WAIT_S = 0.2
 _ROUND_S = 0.5
 _METADATA_S = 5.0
+# a cluster that elects new leaders takes some seconds: no trouble of a source that has read everything
+_FAILOVER_S = 15.0
 _COMMIT_S = 1.0
 _CLOSE_S = 3.0
 # the clock may have begun a second ago, with the host
@@ -220,7 +222,7 @@ def _check_topics(address: KafkaAddress, place: str, cluster: Any) -> None:
         if isinstance(refused, StorageMisconfigured):
             raise refused
         problem = f"there is no topic {topic!r} that the client's login may see{did_you_mean(topic, known)}"
-        raise InvalidArgument(f"{place}: {problem}")
+        raise InvalidArgument(f"{place}: {problem}{_hint_of_globs(topic)}")
 
 
 @dataclass(eq=False)
@@ -274,6 +276,8 @@ class KafkaSource:
         # Partitions that are read now, and the reason for each other one of the last look
         self._assigned: set[Place] = set()
         self._away: dict[Place, str] = {}
+        # the last time when all partitions answered
+        self._well_s = _LONG_AGO_S
         self._pending: deque[_Read] = deque()
         self._problem: Exception | None = None
         # whether records are being read, which the client does not return again
@@ -305,12 +309,28 @@ class KafkaSource:
     @property
     def trouble(self) -> str | None:
         """The reason that partitions are not read now, or that positions are not published; None if there is none."""
-        away, failed = sorted(self._away.items()), sorted(self._failed.items())
+        is_failover = self._is_failover()
+        away, failed = [] if is_failover else sorted(self._away.items()), sorted(self._failed.items())
         held = sorted(partition.held or "" for partition in self._held(again=True))
         named = f"{len(away):,} partitions can't be read now, the first {away[0][1]}" if away else None
         stopped = f"stopped partitions: {len(failed):,}, the first {failed[0][1]}" if failed else None
         open_ones = f"partitions with open transactions: {len(held):,}, the first {held[0]}" if held else None
-        return "; ".join(filter(None, (self._trouble, named, stopped, open_ones, self._uncommitted))) or None
+        return (
+            "; ".join(
+                filter(None, (None if is_failover else self._trouble, named, stopped, open_ones, self._uncommitted))
+            )
+            or None
+        )
+
+    def _is_failover(self) -> bool:
+        """Return whether brokers are away since some seconds only, and all records of before were read."""
+        return (
+            (self._trouble is not None or bool(self._away))
+            and time.monotonic() - self._well_s < _FAILOVER_S
+            and not self._waiting
+            and not self._failed
+            and all(one.high <= one.position and (one.target or 0) <= one.position for one in self._known())
+        )
 
     def _held(self, *, again: bool) -> list[Partition]:
         """Return the partitions that an open transaction holds, if `again` since an earlier look."""
@@ -415,6 +435,7 @@ class KafkaSource:
             self.cluster = self.cluster or found.cluster_id or "-"
             self._check_one_cluster()
             _check_topics(self.address, self.place, found)
+            self._note_patterns(known)
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
         gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
         self._waiting = {place for place in self._waiting if place in there or place[0] in unsure}
@@ -467,10 +488,18 @@ class KafkaSource:
             except (StorageMisconfigured, CorruptFile) as error:
                 self._fail(place, error)
         self._away, self._trouble = away, trouble
+        if not away and trouble is None and not unsure:
+            self._well_s = time.monotonic()
         self._note_held(again=True)
 
     def _is_wanted(self, name: str) -> bool:
         return any(_fits(name, pattern) for pattern in self.address.topics)
+
+    def _note_patterns(self, known: list[str]) -> None:
+        for pattern in self.address.topics:
+            if _is_pattern(pattern) and not any(_fits(name, pattern) for name in known):
+                later = "; a topic of later is taken up" if self.follow else ""
+                self.note(f"no topic matches the pattern {pattern!r}{later}{_hint_of_globs(pattern)}")
 
     def _stop_reading(self, place: Place) -> None:
         if place in self._assigned:
@@ -917,6 +946,8 @@ class KafkaSource:
                     seconds = None
                 else:
                     seconds = max(seconds, (now_ms - partition.newest_ms) / 1000)
+        if self._is_failover():  # what was written since the last look is not known
+            return Lag(end, behind, time.monotonic() - self._well_s)
         is_unknown = self._trouble is not None or self._away or self._waiting or self._failed
         return Lag(end, behind, None if is_unknown else seconds)
 
@@ -975,6 +1006,13 @@ def _may_pass(error: TieredIndexError) -> bool:
 
 def _is_pattern(topic: str) -> bool:
     return any(mark in topic for mark in "*?[")
+
+
+def _hint_of_globs(topic: str) -> str:
+    """Return what to add about patterns if `topic` looks like a regular expression."""
+    # no name of a topic has one of these characters
+    is_regex = ".*" in topic or any(mark in topic for mark in "^$|\\+(){}")
+    return "; patterns are globs (orders-*), not regular expressions (orders-.*)" if is_regex else ""
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -412,3 +412,13 @@ def test_the_error_of_a_source_ends_a_follower_in_the_background(followed):
         with pytest.raises(ValueError, match="not enough values"):
             follower.end()
     assert follower.messages == 1
+
+
+def test_no_distance_is_told_while_a_part_of_the_source_cannot_be_read(capsys):
+    shown = []
+    source = SimpleNamespace(lag=lambda: Lag(5, 0, None), unit="records")
+    index = SimpleNamespace(health=lambda: {"problems": []})
+    follower = SimpleNamespace(source=source, position=5, entries=5, index=index, problems=lambda: ["source: away"])
+    progress = SimpleNamespace(update=lambda position, detail: shown.append(detail))
+    StatusLines(Output(as_json=False), progress, records=False)(follower)
+    assert shown == ["5 entries, lag unknown; source: away"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiered_index.cli.output import Output
-from tiered_index.cli.results import show
+from tiered_index.cli.results import show, shown
 
 _RESULT = {
     "status": "planned",
@@ -54,6 +54,10 @@ def test_names_of_users_stay_as_they_are(more: int, capsys: pytest.CaptureFixtur
 
 def test_a_plan_shows_each_row_that_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     show(Output(as_json=False), _RESULT, most=21)
-    shown = capsys.readouterr().out
-    assert "more objects" not in shown
-    assert [line.split()[:2] for line in shown.splitlines()].count(["a", "1,200"]) == 21
+    text = capsys.readouterr().out
+    assert "more objects" not in text
+    assert [line.split()[:2] for line in text.splitlines()].count(["a", "1,200"]) == 21
+
+
+def test_a_null_header_is_not_the_text_none() -> None:
+    assert shown("headers", [["a", None], ["b", "None"], ["c", ""]]) == "a (null), b: None, c: "
