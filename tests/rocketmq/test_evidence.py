@@ -158,3 +158,19 @@ def test_the_command_line_reads_a_log_of_two_disks(followed):
     assert (both.code, both.document["position"]) == (0, end), both.err
     absent = run_here(*ingest, "--commitlog", followed.folder / "none")
     assert (absent.code, "--commitlog" in absent.error["message"]) == (2, True), absent.err
+
+
+def test_a_clock_that_was_set_back_is_no_error_also_after_a_restart(followed):
+    """The checkpoint's time is that of an earlier message; the greatest time is kept with the position."""
+    followed.write(100)
+    checkpoint = followed.path / "checkpoint"
+    checkpoint.write_bytes(checkpoint_bytes(NOW_MS + 20 * 99, NOW_MS, 0))
+    follow(followed, skip_missing=False)
+    followed.crash_index()
+    followed.writer.put("orders", 0, keys=["later"], store_ms=NOW_MS - 3_600_000)
+    followed.writer.flush()
+    follow(followed, skip_missing=False)
+    assert trouble_of(followed) == []
+    checkpoint.write_bytes(checkpoint_bytes(NOW_MS + 86_400_000, NOW_MS, 0))
+    with pytest.raises(MissingMessages, match=r"the newest one read is of 2023-11-14T22:13:21"):
+        follow(followed, skip_missing=False)

@@ -207,8 +207,9 @@ class ClassicImport:
             raise InvalidArgument(f"{self.folder} holds no classic index file (named by 17 digits)")
         check_one_store(self.index, self.store.source, restart=self.restart)
         self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
-        # brokers since 5.4 also index tags
-        self._reader = CommitLogReader(self.store.commitlog, selection=Selection(tags=True))
+        # a broker indexes messages of every topic, and since 5.4 also their tags
+        everything = Selection(topics=("*",), tags=True)
+        self._reader = CommitLogReader(self.store.commitlog, selection=everything)
         # The last message that was counted as missing or hidden: the next file may also have keys of it
         self._judged = -1
         self._last = -1

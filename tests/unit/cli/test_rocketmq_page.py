@@ -25,10 +25,11 @@ def test_every_state_is_explained() -> None:
         assert f"| `{state}` |" in PAGE
 
 
-def test_the_page_says_how_rocketmq_reads_the_files() -> None:
-    """The page names each release's hash rule, the delay of a live file, and that RocketMQ refuses no other files."""
-    section = PAGE.split("## Which RocketMQ reads these files")[1]
+def test_the_page_says_what_the_preset_is_for() -> None:
+    """The page names each release's hash rule and the delay of a live file, and warns of a broker's own folders."""
+    section = PAGE.split("## The preset `rocketmq`")[1]
     for rule in get_args(get_args(get_type_hints(IndexConfig)["hash"])[0]):
         assert f'`hash = "{rule}"`' in section
     assert f"every {SHOWN_EVERY_MS // 1000} s" in section
-    assert "no magic" in section and "preset `native`" in section
+    assert "Do not copy these files into the folders of a broker's tiered store" in section
+    assert "preset `native`" in section

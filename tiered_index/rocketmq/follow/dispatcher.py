@@ -148,6 +148,7 @@ class Dispatcher:
         self.position: int | None = durable
         if restart or durable is None:
             self.position = self._reader.begin_offset()
+            self.fingerprints.greatest_store_ms = 0
             self.fingerprints.continue_at = self.position if durable is not None else None
             if self.fingerprints.ranges:
                 end = self.fingerprints.ranges[-1].end
@@ -220,7 +221,9 @@ class Dispatcher:
         self._evidence_s = now_s
         found = gather(self.store)
         position = self.position or 0
-        self.trouble = problem_of(self.store, position, found)
+        if found.end <= self._rewritten_end():
+            found = found._replace(end=0)  # entries of messages that the broker cut off
+        self.trouble = problem_of(self.store, position, found, self.fingerprints.greatest_store_ms)
         if self.trouble is None or self._follow:
             return last
         if not self._skip_missing:
@@ -229,6 +232,12 @@ class Dispatcher:
         count = self.store.messages_named(position, end)
         loss = Loss("missing", position, end, count, self.trouble, begin_ms=begin_ms, is_least=count is not None)
         return replace(last, losses=(*last.losses, loss))
+
+    def _rewritten_end(self) -> int:
+        """Return the end of the last range of the log that was found rewritten; 0: there is none."""
+        ranges = [one.range for one in self._index.log_state.lost.values() if one.range is not None]
+        ends = [one.end for one in ranges if (one.source, one.kind) == (self.store.source, "rewritten")]
+        return max(ends, default=0)
 
     def _end(
         self, state: End | None = None, *, caught_up: bool, torn: TornTail | None = None, losses: tuple[Loss, ...] = ()
@@ -358,6 +367,8 @@ class Dispatcher:
             for fingerprint in fingerprints_of(batch):
                 self.fingerprints.add(fingerprint, durable)
             self.fingerprints.last_store_ms = batch.last_store_ms or before_ms
+            if (greatest_ms := self.fingerprints.greatest_store_ms) is not None:
+                self.fingerprints.greatest_store_ms = max(greatest_ms, batch.greatest_store_ms or 0)
             self.fingerprints.save()
         return Batch(
             source=self.store.source,
@@ -403,7 +414,7 @@ class Dispatcher:
         if self.position or self._known:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
-            problem = problem_of(self.store, 0, gather(self.store))
+            problem = problem_of(self.store, 0, gather(self.store), None)
             if problem is not None and dledger_log(self.store.folder) is not None:
                 raise MissingMessages(str(self.store.commitlog), problem, 0)
             raise StorageUnavailable(

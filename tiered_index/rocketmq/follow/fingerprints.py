@@ -220,6 +220,8 @@ class LogFingerprints:
     selection: Annotated[str | None, text()] = None
     # Store timestamp of the last message before the last range (epoch ms); None: unknown
     last_store_ms: Annotated[int | None, MILLISECONDS] = None
+    # Greatest store timestamp of all messages that were read (epoch ms), 0 before the first one; None: unknown
+    greatest_store_ms: Annotated[int | None, MILLISECONDS] = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
@@ -319,7 +321,7 @@ class LogFingerprints:
 
 
 # Fields that older versions did not store
-_IF_KNOWN = ("selection", "last_store_ms")
+_IF_KNOWN = ("selection", "last_store_ms", "greatest_store_ms")
 _FOLLOWER = record(
     lambda follower, witnesses, **others: {"ranges": list(witnesses), **others},
     follower=integer(_VERSION, _VERSION),

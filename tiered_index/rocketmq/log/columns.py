@@ -214,6 +214,8 @@ class IndexBatch:
     replaced_keys: int
     # Store timestamp of the last message; None without messages.
     last_store_ms: int | None
+    # The greatest store timestamp; it is not the last one if a broker's clock was set back. None without messages
+    greatest_store_ms: int | None
     # The state of the log at `end`
     state: End
     # The error at `end` if `state` is `End.DAMAGED`; not raised, so that the messages before it are not lost
@@ -277,6 +279,7 @@ def decode_index_columns(
         left_out=sum(block.left_out for block in blocks),
         replaced_keys=sum(block.replaced for block in blocks),
         last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.messages), None),
+        greatest_store_ms=max((b.greatest_store_ms for b in blocks if b.greatest_store_ms is not None), default=None),
         state=state,
         damage=damage,
         positions=found.positions[:count],
@@ -293,6 +296,7 @@ class _Block(NamedTuple):
     left_out: int
     replaced: int
     last_store_ms: int | None
+    greatest_store_ms: int | None
     columns: Any
 
 
@@ -318,8 +322,8 @@ def _decode_block(
     queue_id, *numbers = (pa.array(head[n][row]) for n in ("queue_id", "physical_offset", "size", "store_ms"))
     names = ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"]
     columns = pa.RecordBatch.from_arrays([topic, queue_id, keys.keys, *numbers], names)
-    last_ms = int(head["store_ms"][-1]) if count else None
-    return _Block(count, hidden, count - hidden - len(shown), keys.replaced, last_ms, columns)
+    last_ms, greatest_ms = (int(head["store_ms"][-1]), int(head["store_ms"].max())) if count else (None, None)
+    return _Block(count, hidden, count - hidden - len(shown), keys.replaced, last_ms, greatest_ms, columns)
 
 
 def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, file_offset: int) -> CorruptFile:

@@ -7,7 +7,8 @@ Some of that has another cause. After a crash a broker cuts its log, and zeroes 
 the files of the queues. So entries after the log's end count only beyond the bytes that a broker has not flushed
 (`UNFLUSHED_BYTES`, at most a segment). If the broker ended normally, they count unless their messages
 are still in the log's files. The checkpoint has the store timestamp of the last flushed message: it counts if it is
-later than that of the log's last message by more than `UNFLUSHED_MS`. Stateless; any thread.
+later than those of all messages of the log by more than `UNFLUSHED_MS`. The last message does not suffice, because a
+broker's clock may have been set back. Stateless; any thread.
 """
 
 from __future__ import annotations
@@ -77,27 +78,26 @@ def _of_checkpoint(store: StoreDirectory) -> tuple[int, int, int]:
     return 0, 0, 0
 
 
-def problem_of(store: StoreDirectory, read_to: int, found: Evidence) -> str | None:
+def problem_of(store: StoreDirectory, read_to: int, found: Evidence, greatest_ms: int | None) -> str | None:
     """Return why messages after `read_to`, where a reader found the log's end, must exist elsewhere; None: none must.
 
-    The text names both ends, and the likely cause.
+    `greatest_ms` is the greatest store timestamp of all messages of the log (epoch ms), 0 without messages. If it is
+    None, for unknown, the time of the last flush is not compared. The text names both ends, and the likely cause.
     """
     log_end = store.log_end()
-    end, last_ms = (0, None) if log_end is None else log_end
     # a body of zeros can hide later messages from the estimate of the end
-    end = max(end, read_to)
+    end = read_to if log_end is None else max(log_end.offset, read_to)
     dledger = dledger_log(store.folder)
     ahead = found.end - end
     is_later = ahead > 0 and (dledger is not None or log_end is None or _is_missing(store, found, ahead))
-    # a message after the estimate has a later time
-    is_newer = last_ms is not None and log_end is not None and end == log_end.offset
-    is_newer = is_newer and last_ms is not None and found.flushed_ms > last_ms + UNFLUSHED_MS
+    # bytes after half a message, where the reader stopped, may be messages of any time
+    is_whole = log_end is not None and read_to >= log_end.offset
     if is_later:
         named = f"{found.named_by} names a message that ends at commit log offset {found.end:,}"
-    elif is_newer and last_ms is not None:
+    elif is_whole and greatest_ms and found.flushed_ms > greatest_ms + UNFLUSHED_MS:
         named = (
-            f"the checkpoint says that a message of {format_time(found.flushed_ms)} is flushed, and the last one read "
-            f"is of {format_time(last_ms)}"
+            f"the checkpoint says that a message of {format_time(found.flushed_ms)} is flushed, and the newest one "
+            f"read is of {format_time(greatest_ms)}"
         )
     elif dledger is not None and not found.has_queues:
         named = "there are messages in DLedger's log"
