@@ -140,8 +140,8 @@ class Stages:
         for topic in TOPICS:
             for partition in range(PARTITIONS):
                 self.cluster.trim(topic, partition, broker.range((topic, partition))[1])
-                begin, end = broker.range((topic, partition))
-                left += end - begin
+                log = broker.range((topic, partition))
+                left += log.end - log.begin
         wrong, gets, states = [], 0, Counter[str]()
         with contextlib.closing(broker), IndexReader.open(config=self.config.changed(root=None)) as reader:
             source = KafkaMessages(reader.segment_archives, broker, KEYS)
