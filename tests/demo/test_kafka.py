@@ -11,6 +11,7 @@ from tests.demo import kafka
 from tests.demo.kafka import KEYS, main
 from tests.integration.cli.command_lines import run_here, run_script
 from tiered_index import IndexConfig
+from tiered_index.kafka.client import LogRange
 
 
 @pytest.mark.long
@@ -45,7 +46,7 @@ def test_bad_usage(arguments):
 def test_a_message_that_is_not_shown_and_a_record_that_is_left_are_wrong(monkeypatch):
     nothing = SimpleNamespace(messages=(), message_requests=0)
     reader = SimpleNamespace(segment_archives=None, messages=lambda *_, **__: nothing)
-    broker = SimpleNamespace(range=lambda place: (0, 1), close=lambda: None)
+    broker = SimpleNamespace(range=lambda place: LogRange(0, 1, 1), close=lambda: None)
     monkeypatch.setattr(kafka, "IndexReader", SimpleNamespace(open=lambda **_: contextlib.nullcontext(reader)))
     monkeypatch.setattr(kafka, "KafkaBroker", lambda settings: broker)
     monkeypatch.setattr(kafka, "KafkaMessages", lambda *_: None)

@@ -221,6 +221,7 @@ _SAFE = {
     *(f"benchmarks/{name}/__main__.py" for name in ("peers", "profiles", "service")),
     "benchmarks/service/measuring.py",
     "benchmarks/kafka.py",
+    "benchmarks/rocketmq.py",
 }
 
 

@@ -44,9 +44,8 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.log.layout import Host, tag_key
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE, Host, tag_key
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.store import TAGS_SOURCE
 from tiered_index.rocketmq.remoting import broker as broker_module
 from tiered_index.rocketmq.remoting import server as remoting_server
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -105,6 +106,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
     """A process that has not loaded boto3, and an environment with all settings."""
     for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
+    # whole, since boto3 can't be loaded for the first time while botocore seems not to be
+    import_module("tiered_index.storage.s3.client")
     monkeypatch.delitem(sys.modules, "botocore")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")

@@ -19,8 +19,7 @@ from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.log.layout import tag_key
-from tiered_index.rocketmq.log.store import TAGS_SOURCE
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE, tag_key
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from tiered_index import documents
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
 from tiered_index.follow import FOLLOWED
-from tiered_index.rocketmq.log.store import TAGS_SOURCE
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.server.grants import read_grants
 from tiered_index.server.problems import Refused
 

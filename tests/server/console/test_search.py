@@ -338,9 +338,7 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made)
     with IndexReader.open(made.storage.as_uri()) as reader, serving(reader) as client:
         page = opened(str(client.base_url), "#search?topic=orders&key=order-4711")
         rows(page).get_by_role("button").click()
-        expect(page.locator("#message")).to_contain_text(
-            "This service reads no store (pass serve --store), and no archived"
-        )
+        expect(page.locator("#message")).to_contain_text("the index has the place of the message, but no copy of it")
 
 
 def test_a_message_is_shown_as_text_json_or_digits(opened, service):

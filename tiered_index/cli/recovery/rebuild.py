@@ -25,7 +25,8 @@ from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches, segments_by_store
 from tiered_index.rocketmq.follow.dispatcher import note_tags
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX, TAGS_SOURCE
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.index import IndexService

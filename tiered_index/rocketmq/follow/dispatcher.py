@@ -50,8 +50,9 @@ from tiered_index.rocketmq.follow.tail import (
 from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.evidence import dledger_log, gather, problem_of
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE
 from tiered_index.rocketmq.log.segments import End, Segment
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX, TAGS_SOURCE, StoreDirectory
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 from tiered_index.types import inclusive

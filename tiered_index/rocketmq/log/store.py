@@ -330,8 +330,6 @@ def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
 
 # Prefix of the source names of followed stores
 SOURCE_PREFIX = "rocketmq:"
-# The source whose position an index has once messages are also indexed by their tags
-TAGS_SOURCE = "rocketmq-tags:"
 _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
 _OF_A_BROKER = ("consumequeue", "checkpoint", "config")
 _PAGE = 4_096

@@ -30,9 +30,8 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
-from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, is_system_topic, tag_key
+from tiered_index.rocketmq.log.layout import TAGS_SOURCE, Host, decode_offset_msg_id, is_system_topic, tag_key
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.store import TAGS_SOURCE
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
