@@ -46,7 +46,8 @@ class _Decoder(json.JSONDecoder):
                 near = difflib.get_close_matches(name.lower(), self._members, 1, 0.6)
                 hint = f"did you mean {near[0]!r}?" if near else f"the members are {', '.join(self._members)}"
                 self._refuse(text, begin, end, name, f"is unknown: {hint}")
-        if self._outer_objects == self._depth and "" in (dict(pairs).get("topics") or ()):
+        topics = dict(pairs).get("topics")
+        if self._outer_objects == self._depth and isinstance(topics, list) and "" in topics:
             problem = "has an empty prefix, which would open every topic: to open every topic, leave 'topics' out"
             self._refuse(text, begin, end, "topics", problem)
         return dict(pairs), end
