@@ -78,7 +78,7 @@ class StateCollector(Collector):
         # before the states, which then have each index that is opened meanwhile
         is_whole = not lookups._has_unopened()
         states = lookups._log_states()
-        newest_ms = [state.newest_ms or 0 for state in states]
+        as_of_ms = [state.as_of_ms or 0 for state in states]
         # a smaller number means that a log went back
         if is_whole and all(state.number for state in states):
             meaning = (
@@ -90,7 +90,7 @@ class StateCollector(Collector):
             "Time of the newest published entry outside the quarantine, in epoch seconds. 0: there is none. With "
             "several indexes, the earliest of their times."
         )
-        yield _one("published_timestamp_seconds", meaning, min(newest_ms, default=0) / 1000)
+        yield _one("published_timestamp_seconds", meaning, min(as_of_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):
             yield from of_writer(lookups)
         yield from of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)

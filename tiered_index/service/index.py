@@ -593,7 +593,7 @@ class IndexService(Lookups[ItemT]):
         if (error := self._session.fenced) is None:
             return ()
         uri, state = self._session.storage.uri, self._session.log.state
-        return (Freshness(source=uri, as_of_ms=state.newest_ms, positions=state.positions, not_asked=str(error)),)
+        return (Freshness(source=uri, as_of_ms=state.as_of_ms, positions=state.positions, not_asked=str(error)),)
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds.

@@ -34,7 +34,7 @@ from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, staged_name
 from tiered_index.format.trailer import FORMAT_VERSION
 from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Upload, send_compacted
 from tiered_index.service.log.log import StorageLog, own_objects, read_again
-from tiered_index.service.log.records import LogRecord, decode_document, encode_document
+from tiered_index.service.log.records import LogRecord, decode_document, encode_document, latest_ms
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
@@ -257,7 +257,7 @@ def publish_staged(
         reasons.clear()
         reasons.update((r.ticket.file_id, why) for r in done if (why := _reason(r.ticket, state, gone)))
         add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)
-        return LogRecord(0, "compact", 0, "", 0, add) if add else None
+        return LogRecord(0, "compact", 0, "", 0, add, put_before_ms=latest_ms(add)) if add else None
 
     state = Publication(log, [one.sent for one in finished]).record("a compaction", make)
     # by name, because the record of an earlier try may name them

@@ -52,7 +52,14 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
+from tiered_index.service.log.records import (
+    IndexDescriptor,
+    LogRecord,
+    StoredObject,
+    digest_of,
+    latest_ms,
+    max_positions,
+)
 from tiered_index.service.log.state import CheckpointBase, LogReplay, LogState
 from tiered_index.service.log.summary import EAGER_BYTES, Summary
 from tiered_index.service.root.seen import Seen, SeenFile
@@ -846,7 +853,9 @@ def publishing(
 
     def make(state: LogState) -> LogRecord | None:
         fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
-        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions) if fresh else None
+        if not fresh:
+            return None
+        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions, put_before_ms=latest_ms(fresh))
 
     return make
 

@@ -387,6 +387,8 @@ class LogRecord:
     """The id of the root whose writer wrote this record; empty: a job, or an older version."""
     copied: Annotated[str, DIGEST] = ""
     """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
+    put_before_ms: Annotated[int, MILLISECONDS] = 0
+    """The entries of the added objects were put before this time, by the clock of the writer or job; 0: not said."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
 
@@ -407,6 +409,7 @@ class LogRecord:
                 "genesis": self.genesis.to_json() if self.genesis else None,
                 **optional_members(self.archive, self.batches, self.lost, self.expired),
                 **({"left_out": self.left_out} if self.left_out else {}),
+                **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
                 **{name: value for name, value in chain.items() if value},
             }
         )
@@ -501,6 +504,11 @@ def _segment(**fields: Any) -> ArchivedSegment:
     if segment.footer_bytes > segment.size_bytes:
         raise Malformed(f"at most {segment.size_bytes}", segment.footer_bytes, ".columns")
     return segment
+
+
+def latest_ms(added: Iterable[StoredObject]) -> int:
+    """Return the last time at which the sending of one of the objects began, epoch ms; 0: there are none."""
+    return max((one.published_ms for one in added), default=0)
 
 
 SHARD_FIELDS = fields_of(TableShard)

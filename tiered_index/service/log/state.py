@@ -10,7 +10,18 @@ from functools import cached_property, partial, reduce
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
-from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, map_of, record, text, tuple_of
+from tiered_index.documents import (
+    COUNT,
+    MILLISECONDS,
+    Malformed,
+    Optional,
+    checked,
+    list_of,
+    map_of,
+    record,
+    text,
+    tuple_of,
+)
 from tiered_index.errors import CorruptFile, StorageBehind
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.retention import NOTHING, Expired
@@ -92,6 +103,8 @@ class LogState:
     expired: Expired = NOTHING
     roots: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Number and attempt of the newest record of each root's writer, by the root's id."""
+    put_before_ms: int = 0
+    """The greatest `put_before_ms` of the records; 0: none says it."""
     digest: str = field(default="", compare=False)
     """The digest of record `number`; empty: read from a checkpoint of an older version."""
     chain: str = field(default="", compare=False)
@@ -163,6 +176,18 @@ class LogState:
         main, quarantine = self._newest_s
         second = quarantine if main is None else main
         return None if second is None else second * 1000
+
+    @property
+    def as_of_ms(self) -> int | None:
+        """The time up to which answers are complete: `newest_ms`, but no later than `put_before_ms`.
+
+        Whoever puts entries chooses their times: one fast clock does not make answers complete up to the future. By
+        whole seconds.
+        """
+        newest_ms = self.newest_ms
+        if newest_ms is None or not self.put_before_ms:
+            return newest_ms
+        return min(newest_ms, self.put_before_ms // 1000 * 1000)
 
     @cached_property
     def _newest_s(self) -> tuple[int | None, int | None]:
@@ -249,6 +274,7 @@ class LogState:
             "positions": self.positions,
             **optional_members(archive, self.batches, self.lost.values(), self.expired),
             **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
+            **({"put_before_ms": self.put_before_ms} if self.put_before_ms else {}),
             **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
         }
 
@@ -391,6 +417,7 @@ class LogReplay:
             lost=now.lost | {one.name: one for one in record.lost},
             expired=now.expired.joined(record.expired) if record.expired else now.expired,
             roots=now.roots | root,
+            put_before_ms=max(now.put_before_ms, record.put_before_ms),
             digest=record.digest,
             chain=known[-CHAINED * DIGEST_DIGITS :],
         )
@@ -498,6 +525,7 @@ _FIELDS: dict[str, Any] = {
     "epoch": COUNT,
     "genesis": DESCRIPTOR,
     "roots": Optional(map_of(tuple_of(COUNT, text())), {}),
+    "put_before_ms": Optional(MILLISECONDS, 0),
     "digest": Optional(DIGEST, ""),
     "chain": Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
 }

@@ -342,7 +342,7 @@ class IndexView(Refreshed):
     def _published(self, state: LogState, away: StorageError | None = None) -> Freshness:
         """Return the storage's freshness at `state`; `away` is the error that prevented a later state."""
         not_asked = None if away is None else str(away)
-        uri, as_of_ms = self.storage.uri, state.newest_ms
+        uri, as_of_ms = self.storage.uri, state.as_of_ms
         return Freshness(source=uri, as_of_ms=as_of_ms, positions=state.positions, not_asked=not_asked)
 
     def seen(self) -> Freshness | None:

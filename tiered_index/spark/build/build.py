@@ -26,7 +26,7 @@ from tiered_index.format.packed import packed_bytes
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.records import QUARANTINE_S, IndexDescriptor, LogRecord, StoredObject, latest_ms
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
@@ -220,7 +220,8 @@ def publish_tables(
             positions[source_range.name] = source_range.end
         told = {} if batch is None else {batch.stream: batch.told}
         stored = tuple(shard.stored for shard in shards)
-        return LogRecord(0, "build", 0, "", 0, stored, removed, positions, batches=told)
+        before_ms = latest_ms(stored)
+        return LogRecord(0, "build", 0, "", 0, stored, removed, positions, batches=told, put_before_ms=before_ms)
 
     return publication.record("a build", make), len(removed)
 
