@@ -87,8 +87,8 @@ class StateCollector(Collector):
             )
             yield _one("log_number", meaning, sum(state.number for state in states))
         meaning = (
-            "Time of the newest published entry outside the quarantine, in epoch seconds. 0: there is none. With "
-            "several indexes, the earliest of their times."
+            "Time of the newest published entry outside the quarantine, or of the last upload if that is earlier, in "
+            "epoch seconds. 0: there is none. With several indexes, the earliest of their times."
         )
         yield _one("published_timestamp_seconds", meaning, min(as_of_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):

@@ -236,9 +236,10 @@ class Explain:
 class Freshness:
     """The time of the newest published entry of one index. A lookup in the storage can't see newer entries.
 
-    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
-    seconds; None: no entry is published. Entries of the quarantine count only if there are no others. `positions` has,
-    for each source of entries (a RocketMQ store, a file, a stream), the position before which all of it is published.
+    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, or of the last upload if that is
+    earlier by the writer's clock, in epoch milliseconds by whole seconds; None: no entry is published. Entries of the
+    quarantine count only if there are no others. `positions` has, for each source of entries (a RocketMQ store, a file,
+    a stream), the position before which all of it is published.
 
     `not_asked` says why the newest state of the index was not read; None: it was. Either a root was read without its
     storage, or a newer writer has fenced this one. The answer then has all entries of the writer, and those of others

@@ -63,7 +63,7 @@ class Cluster:
         where = {"storage": uri} if storage is None else {"storage_backend": storage}
         chosen = {"slots": 11, "items": 50, "local_keep_s": 0, "background": False, **self.settings, **settings}
         root = self.folder / f"root-{uri.replace('/', '_')[-100:]}"
-        return IndexService.open(root=root, clock=ManualClock(BASE_MS), disk=FaultDisk(), **where, **chosen)
+        return IndexService.open(root=root, clock=ManualClock(BASE_MS + 60_000), disk=FaultDisk(), **where, **chosen)
 
     def add(self, uri: str, messages: Iterable[Row], storage: Storage | None = None, **settings: Any) -> None:
         """Make an index, or continue it, until its storage has all rows."""

@@ -75,6 +75,7 @@ def test_every_member_of_the_state_is_copied():
         genesis=GENESIS,
         positions={"s": 5},
         batches={"q": StreamBatch(3, 10, 99)},
+        put_before_ms=1_700_000_000_000,
         lost={table.name: table},
         expired=Expired((Horizon(1000, (("a*", 500),)),), {"broker": 10}),
     )
