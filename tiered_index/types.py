@@ -236,8 +236,8 @@ class Explain:
 class Freshness:
     """The time of the newest published entry of one index. A lookup in the storage can't see newer entries.
 
-    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, or of the last upload if that is
-    earlier by the writer's clock, in epoch milliseconds by whole seconds; None: no entry is published. Entries of the
+    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
+    seconds; None: no entry is published. The last upload bounds it, by the writer's clock. Entries of the
     quarantine count only if there are no others. `positions` has, for each source of entries (a RocketMQ store, a file,
     a stream), the position before which all of it is published.
 

@@ -181,8 +181,8 @@ class LogState:
     def as_of_ms(self) -> int | None:
         """The time up to which answers are complete: `newest_ms`, but no later than `put_before_ms`.
 
-        Whoever puts entries chooses their times: one fast clock does not make answers complete up to the future. By
-        whole seconds.
+        Producers choose the times of entries. One fast clock does not make answers complete up to the future. The time
+        is in whole seconds.
         """
         newest_ms = self.newest_ms
         if newest_ms is None or not self.put_before_ms:
