@@ -287,7 +287,7 @@ def test_answers_do_not_claim_log_records_read_before_the_storage_failed(make_wo
         (after,) = reader.query("orders", "a").freshness
         assert after.not_asked is not None
         # the reader's log has a newer record than its files
-        assert reader._views[0]._log.state.newest_ms > before.as_of_ms == reader.log_state.newest_ms
+        assert reader._views[0]._log.state.as_of_ms > before.as_of_ms == reader.log_state.as_of_ms
         assert (after.as_of_ms, after.positions) == (before.as_of_ms, before.positions)
 
 

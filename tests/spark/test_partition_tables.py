@@ -361,7 +361,7 @@ def test_a_batch_without_a_description_in_the_log_is_known_by_its_number(monkeyp
     for number in earlier.values():
         run(storage, number, [FEW.slice(0, 9)])
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "LogRecord", lambda *fields, batches: LogRecord(*fields))
+        patch.setattr(build_module, "LogRecord", lambda *fields, **later: LogRecord(*fields))
         run(storage, 4, [FEW])
     before = log.refresh()
     assert before.positions == {"spark:q": 4} and {s: told.number for s, told in before.batches.items()} == earlier
