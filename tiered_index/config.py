@@ -26,7 +26,7 @@ from tiered_index.errors import ConfigError, did_you_mean
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
-from tiered_index.retention import Retention
+from tiered_index.retention import TABLES_OF_TOPICS, Retention
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage, split_uri
@@ -384,7 +384,7 @@ def of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str],
         if not value:
             continue
         is_table = path[0] in TABLES and len(path) == 1
-        if is_table or path == ["retention", "topics"]:
+        if is_table or (path[0] == "retention" and path[1:] in [[table] for table in TABLES_OF_TOPICS]):
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
             if is_table and not isinstance(value, dict):
@@ -407,7 +407,7 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 def _is_no_table(name: str, below: Any) -> bool:
     """Return whether a table has another value in a lower place. It is kept, so that the check reports it."""
-    return name in (*TABLES, "topics") and below is not None and not isinstance(below, dict)
+    return name in (*TABLES, *TABLES_OF_TOPICS) and below is not None and not isinstance(below, dict)
 
 
 def with_value(values: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 
 from tiered_index.config import MOST, PREFIX, TABLES, IndexConfig, holds, of_environment, unknown, usable_uri
 from tiered_index.errors import ConfigError, StorageMisconfigured
-from tiered_index.retention import parse_bytes, parse_duration
+from tiered_index.retention import TABLES_OF_TOPICS, parse_bytes, parse_duration
 from tiered_index.storage.disk import absolute_path
 
 _AGES = ("age_s", "segments_age_s", "grace_s")
@@ -72,14 +72,15 @@ class _Checks(BaseModel):
         parsed = dict(value)
         if isinstance(parsed.get("max_bytes"), str):
             parsed["max_bytes"] = _parsed(parse_bytes, "max_bytes", parsed["max_bytes"])
-        topics = parsed.get("topics")
-        if isinstance(topics, str):  # from an environment variable
-            try:
-                topics = parsed["topics"] = json.loads(topics)
-            except json.JSONDecodeError as error:
-                raise ValueError("topics must be a table, as JSON") from error
-        if isinstance(topics, Mapping):
-            parsed["topics"] = {p: _parsed(parse_duration, f"topics.{p}", age) for p, age in topics.items()}
+        for table in TABLES_OF_TOPICS:
+            topics = parsed.get(table)
+            if isinstance(topics, str):  # from an environment variable
+                try:
+                    topics = parsed[table] = json.loads(topics)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{table} must be a table, as JSON") from error
+            if isinstance(topics, Mapping):
+                parsed[table] = {p: _parsed(parse_duration, f"{table}.{p}", age) for p, age in topics.items()}
         ages = {name: _parsed(parse_duration, name, parsed[name]) for name in _AGES if parsed.get(name) is not None}
         return parsed | ages
 

@@ -21,6 +21,8 @@ from tiered_index.documents import MILLISECONDS, Optional, integer, list_of, map
 from tiered_index.errors import ConfigError
 from tiered_index.tombstones import ALWAYS, TOMBSTONES, Tombstone, Tombstones, TopicTombstones
 
+TABLES_OF_TOPICS = ("topics", "segments_topics")
+"""The settings of a `Retention` that are tables of ages by topic."""
 UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 """The seconds of each unit of a duration, the longest first."""
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -69,6 +71,8 @@ class Retention:
     - `max_bytes`: most bytes of files and window tables in the storage. Above it, the oldest entries expire. None: no
       bound.
     - `segments_age_s`: age at which archived segments expire, counted from their upload; None: never.
+    - `segments_topics`: table of ages of archived segments by topic name or pattern, in place of `segments_age_s`. If
+      several match, the longest age counts; for a segment with messages of many topics, the longest of all ages.
     - `grace_s`: time from the removal of an object to the deletion of its bytes, for readers that still use it; at
       least 1h.
     """
@@ -77,16 +81,19 @@ class Retention:
     topics: Mapping[str, float] = field(default_factory=dict)
     max_bytes: int | None = None
     segments_age_s: float | None = None
+    segments_topics: Mapping[str, float] = field(default_factory=dict)
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:
         ages = {"age_s": self.age_s, "segments_age_s": self.segments_age_s}
-        ages |= {f"topics.{pattern}": age_s for pattern, age_s in self.topics.items()}
+        for table in TABLES_OF_TOPICS:
+            ages_s: Mapping[str, float] = getattr(self, table)
+            if "" in ages_s:
+                raise ConfigError(f"{table} must not name an empty topic")
+            ages |= {f"{table}.{pattern}": age_s for pattern, age_s in ages_s.items()}
         for name, age_s in ages.items():
             if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= _LONGEST_S):
                 raise ConfigError(f"{name} must be at least 1 second, not {age_s!r}")
-        if "" in self.topics:
-            raise ConfigError("topics must not name an empty topic")
         if self.max_bytes is not None and not 0 <= self.max_bytes <= _MOST_BYTES:
             raise ConfigError(f"max_bytes must be from 0 to {_MOST_BYTES:.15g}, not {self.max_bytes!r}")
         if not LEAST_GRACE_S <= self.grace_s <= _LONGEST_S:
@@ -97,12 +104,27 @@ class Retention:
     @property
     def any(self) -> bool:
         """Whether anything can expire."""
-        return bool(self.topics) or any(v is not None for v in (self.age_s, self.max_bytes, self.segments_age_s))
+        limits = (self.age_s, self.max_bytes, self.segments_age_s)
+        return bool(self.topics or self.segments_topics) or any(limit is not None for limit in limits)
 
     def horizon(self, now_ms: int) -> Horizon:
         """Return the horizon at the time `now_ms`."""
         topics = sorted((pattern, _before_ms(age_s, now_ms)) for pattern, age_s in self.topics.items())
         return Horizon(_before_ms(self.age_s, now_ms), tuple(topics))
+
+    def age_of_segments_s(self, topic: str | None) -> float | None:
+        """Return the age at which archived segments of a topic expire; None: they never do.
+
+        `topic` None: of a log with messages of many topics, so that the longest age counts.
+        """
+        ages_s = [age_s for pattern, age_s in self.segments_topics.items() if topic is None or _matches(topic, pattern)]
+        if ages_s and topic is not None:
+            return max(ages_s)
+        return None if self.segments_age_s is None else max([self.segments_age_s, *ages_s])
+
+
+def _matches(topic: str, pattern: str) -> bool:
+    return topic == pattern or fnmatchcase(topic, pattern)
 
 
 def _before_ms(age_s: float | None, now_ms: int) -> int:
@@ -125,10 +147,7 @@ class Horizon:
 
     def of_topic(self, topic: str) -> int:
         """Return the time before which a topic's entries have expired."""
-        return min(
-            [ms for pattern, ms in self.topics if topic == pattern or fnmatchcase(topic, pattern)],
-            default=self.before_ms,
-        )
+        return min([ms for pattern, ms in self.topics if _matches(topic, pattern)], default=self.before_ms)
 
     @property
     def of_all(self) -> int:

@@ -185,6 +185,30 @@ def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path):
         assert archive(index, servers, topic).archiving.archived == 0
 
 
+def test_a_rule_of_a_topic_for_its_archive_and_what_stays_without_one(uri, topic, monkeypatch):
+    """Entries and archived records have the same age; the records stay unless the rule names them."""
+    files, now_ms = names(uri), SystemClock().now_ms()
+    monkeypatch.setattr(SystemClock, "now_ms", lambda clock: now_ms + 60_000)
+    entries = ("expire", "--storage", uri, "--set", "retention.age_s=1s")
+    planned = run(*entries)["archive"]
+    kept = {"segments": len(files), "offsets_by_topic": {topic: COUNT}}
+    assert planned["to_expire"] == {"segments": 0, "bytes": 0, "offsets_by_topic": {}}
+    assert planned["kept"].items() >= kept.items() and planned["kept_of_expired_age"]["segments"] == len(files)
+    told = run_here(*entries, "--yes")
+    assert (
+        f"archive: expired: no segment; kept: {len(files)} segments (" in told.out
+        and f"; {topic}: 600 offsets)" in told.out
+    )
+    assert "retention.segments_topics.TOPIC" in told.err + told.out
+    assert names(uri) == files
+    by_topic = ("expire", "--storage", uri, "--set", f"retention.segments_topics.{topic[:-1]}*=1s")
+    assert "no file that was read" not in run_here(*by_topic).err
+    done = run(*by_topic, "--set", "retention.segments_topics.nope=9d", "--yes")
+    assert done["archive"]["expired"].items() >= kept.items() and done["unknown_topics"] == ["nope"]
+    assert names(uri) == []
+    assert found(uri, topic, "k7") == []
+
+
 def test_a_rebuild_names_records_and_what_to_do_instead(uri, tmp_path):
     refused = run_here("rebuild", "--from", uri, "--storage", (tmp_path / "new").as_uri())
     assert (refused.code, "archived files of Kafka's records. Use `copy`" in refused.err) == (2, True), refused.err

@@ -13,6 +13,7 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, lies, scan
 from tests.rocketmq.messages import full, joined, log, write_log
 from tests.support.store_writer import StoreWriter
+from tiered_index.clock import SystemClock
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.message import Message
@@ -288,6 +289,25 @@ def test_verify_knows_archived_segments(run_here, made):
         assert done.document["checked"]["segments"] == 5
         assert not [note for note in done.document["notes"] if "segments/" in note]
     assert "5 archived segments" in run_here("verify", "--storage", made.uri).out
+
+
+def test_segments_of_many_topics_expire_at_the_longest_age_of_a_topic(run_here, made, tmp_path, monkeypatch):
+    shutil.copytree(made.folder / "storage", tmp_path / "storage")
+    now_ms = SystemClock().now_ms()
+    monkeypatch.setattr(SystemClock, "now_ms", lambda clock: now_ms + 10 * 86_400_000)
+    expire = ("expire", "--storage", f"file://{tmp_path}/storage", "--set", "retention.age_s=1d")
+    ages = [
+        part
+        for rule in ("segments_age_s=2d", f"segments_topics.{TOPIC}=20d")
+        for part in ("--set", f"retention.{rule}")
+    ]
+    for chosen, to_expire, of_age in ((ages[:2], 5, 0), (ages[2:], 0, 5), (ages, 0, 5)):
+        archive = run_here(*expire, *chosen, "--json").document["archive"]
+        counts = {name: counted["segments"] for name, counted in archive.items()}
+        assert counts == {"to_expire": to_expire, "kept": 5 - to_expire, "kept_of_expired_age": of_age}
+    told = run_here(*expire, "--set", f"retention.topics.{TOPIC}=3650d", *ages[:2], "--yes")
+    assert re.search(r"archive: expired: 5 segments \(.*\); kept: no segment\n", told.out), told.out
+    assert not re.search("segments_topics", told.err + told.out)
 
 
 def test_verify_finds_damage_of_archived_segments(run_here, made):

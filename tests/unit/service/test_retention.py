@@ -162,11 +162,36 @@ def test_segments_expire_from_the_beginning_of_their_store():
     assert (plan.segments, plan.expired.segments) == ((segments[0],), {"log": 100})
 
 
+def test_archived_segments_expire_by_the_age_of_their_topic():
+    """A log of RocketMQ has messages of many topics, so its segments wait for the longest age."""
+
+    def archived(store, *ages_days):
+        return [
+            ArchivedSegment(f"{store}-{n}", store, 10 * n, 99, 0, 0, 150, NOW_MS - days * DAY_MS, None, (10, 8))
+            for n, days in enumerate(ages_days)
+        ]
+
+    audit, debug, other = (archived(f"kafka:cluster/{topic}/0", 40, 10) for topic in ("audit", "debug-x", "orders"))
+    mixed = [replace(one, columns=None) for one in archived("commitlog", 80, 40)]
+    state = LogState(archive={one.name: one for one in (*audit, *debug, *other, *mixed)})
+    topics = {"debug-*": 7 * DAY_S, "audit": 60 * DAY_S}
+    rule = Retention(age_s=5 * DAY_S, segments_age_s=30 * DAY_S, segments_topics=topics)
+    plan = plan_expiry(rule, state, NOW_MS)
+    assert plan.segments == (*debug, other[0], mixed[0])
+    assert plan.segments_kept == plan.segments_of_age == (*audit, other[1], mixed[1])
+    # without an age for all, only the named topics have one
+    plan = plan_expiry(Retention(topics={"o*": 20 * DAY_S}, segments_topics=topics), state, NOW_MS)
+    assert plan.segments == tuple(debug)
+    # entries of orders expire, which a log of many topics may have, too
+    assert plan.segments_of_age == (other[0], *mixed)
+
+
 @pytest.mark.parametrize(
     "wrong",
     each(
         age_s=(0, float("nan"), "a week", 365, "365"),
         topics=({"x": -1}, {"": 10}, {"debug-*": 7}),
+        segments_topics=({"x": -1}, {"": 10}, {"debug-*": 7}),
         max_bytes=(-1, "many"),
         segments_age_s=(0.5, 90.0),
         grace_s=(60, 7200),
@@ -185,6 +210,7 @@ def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
         '[retention]\nage_s = "365"': "age_s: '365'",
         "[retention]\nsegments_age_s = 90.0": "segments_age_s: '90'",
         '[retention.topics]\n"a b" = 7': "topics.a b: '7'",
+        '[retention.segments_topics]\n"a b" = 7': "segments_topics.a b: '7'",
     }.items():
         file.write_text(text)
         with pytest.raises(ConfigError) as caught:
@@ -216,8 +242,9 @@ def test_settings_from_file_and_environment(tmp_path, monkeypatch):
     rule = IndexConfig.load(file).retention
     topics = {"debug-*": 7 * DAY_S, "audit": 10**6}
     assert rule == Retention(age_s=365 * DAY_S, topics=topics, max_bytes=100 << 30, segments_age_s=90 * DAY_S)
-    monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS", '{"x": "1h"}')
-    assert IndexConfig.load(file).retention.topics == {"x": HOUR_S}
+    for table in ("topics", "segments_topics"):
+        monkeypatch.setenv(f"TIERED_INDEX_RETENTION__{table.upper()}", '{"x": "1h"}')
+        assert getattr(IndexConfig.load(file).retention, table) == {"x": HOUR_S}
 
 
 @pytest.mark.parametrize("order", [1, -1])

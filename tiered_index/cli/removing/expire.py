@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from typer import Option
 
-from tiered_index.cli.output import describe_object, unknown_topic
+from tiered_index.cli.output import counted, describe_object, human_bytes, unknown_topic
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, listed
+from tiered_index.format.names import topic_of_store
 from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.lifecycle.expiry import ExpiryPlan
 from tiered_index.service.lifecycle.expiry import expire as expire_index
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.types import format_time
 
 
@@ -24,6 +30,10 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
     can't undo this. From then on lookups leave out older entries, and answers state this time as expired_before_ms. The
     record also removes the objects that have only expired entries. Objects that also have other entries stay until the
     next merge, which leaves expired entries out.
+
+    Archived messages have an age of their own, counted from their upload: retention.segments_age_s for all,
+    retention.segments_topics.TOPIC for one topic. The command prints the segments that expire, and those that stay
+    although the entries of their age expire.
 
     The command deletes the bytes of objects that were removed at least retention.grace_s ago. To delete the bytes of
     objects that it removes now, run it again after that time. Writers and readers may run. A writer with these settings
@@ -54,6 +64,11 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
             "expired": plan.expired,
             "objects": [describe_object(stored) for stored in plan.objects],
             "segments": [{"object": s.name, "store": s.store, "bytes": s.object_bytes} for s in plan.segments],
+            "archive": {
+                "expired" if yes else "to_expire": _sums(plan.segments),
+                "kept": _sums(plan.segments_kept),
+                "kept_of_expired_age": _sums(plan.segments_of_age),
+            },
             "entries": plan.entries,
             "bytes": plan.size_bytes,
             "usd_a_month": config.prices.month_usd(plan.size_bytes),
@@ -63,7 +78,7 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
             "deleted" if yes else "to_delete": {"objects": len(gone.objects), "bytes": gone.size_bytes},
             **index.costs,
         }
-    show(session.out, document, without=("expired", "unknown_topics"))
+    show(session.out, document, without=("expired", "unknown_topics", "archive"))
     limits = plan.expired.limits()
     for pattern, ms in limits.items():
         topics = pattern or ("other topics" if len(limits) > 1 else "all topics")
@@ -72,8 +87,38 @@ def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the 
             session.out.line(
                 f"{topics}: {'expired' if yes or ms <= known_ms else 'would expire'} before {format_time(ms)}"
             )
+    if plan.segments or plan.segments_kept:
+        _tell_archive(session, plan, yes=yes)
     for pattern in plan.unknown_topics:
         session.out.remark(unknown_topic(pattern, plan.known_topics))
     if not yes:
         session.out.remark("nothing was changed: pass --yes to apply")
     return 0
+
+
+def _sums(segments: Sequence[ArchivedSegment]) -> dict[str, Any]:
+    """Return the number of archived segments, their bytes, and their offsets by topic of Kafka."""
+    offsets: dict[str, int] = {}
+    for segment in segments:
+        if (topic := topic_of_store(segment.store)) is not None:
+            offsets[topic] = offsets.get(topic, 0) + segment.end - segment.start
+    size_bytes = sum(segment.object_bytes for segment in segments)
+    return {"segments": len(segments), "bytes": size_bytes, "offsets_by_topic": offsets}
+
+
+def _tell_archive(session: Session, plan: ExpiryPlan, *, yes: bool) -> None:
+    """Tell people which archived segments expire, and which stay though the entries of their age expire."""
+    gone, kept = map(_told, (plan.segments, plan.segments_kept))
+    session.out.line(f"archive: {'expired' if yes else 'would expire'}: {gone}; kept: {kept}")
+    if plan.segments_of_age:
+        session.out.remark(
+            f"of the archive, {_told(plan.segments_of_age)} were uploaded before the entries' time above, and stay: to "
+            "expire them, too, set retention.segments_age_s or retention.segments_topics.TOPIC"
+        )
+
+
+def _told(segments: Sequence[ArchivedSegment]) -> str:
+    sums = _sums(segments)
+    topics = [f"{topic}: {counted(offsets, 'offset')}" for topic, offsets in sums["offsets_by_topic"].items()]
+    details = "; ".join([human_bytes(sums["bytes"]), *([listed(topics)] if topics else [])])
+    return f"{counted(len(segments), 'segment')} ({details})" if segments else "no segment"

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
+from tiered_index.format.names import topic_of_store
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.orphans import Orphans, delete_orphans, find_orphans
@@ -40,8 +41,10 @@ class ExpiryPlan:
     """The plan of an expiry: the times before which entries expire, and the objects to delete.
 
     `expired` has the times. `objects` are files and window tables, `segments` archived segments. `mixed` objects have,
-    or may have, expired entries beside others; at least `mixed_entries` of these have expired. `unknown_topics` are
-    patterns of the rule that match no topic of the stored objects (`known_topics`).
+    or may have, expired entries beside others; at least `mixed_entries` of these have expired. `segments_kept` are the
+    archived segments that stay. Of these, `segments_of_age` were uploaded before the time before which entries of their
+    topic expire: of some topic, if the segment has messages of many. `unknown_topics` are patterns of the rule that
+    match no topic of the stored objects (`known_topics`).
     """
 
     expired: Expired
@@ -51,6 +54,8 @@ class ExpiryPlan:
     mixed_entries: int = 0
     unknown_topics: tuple[str, ...] = ()
     known_topics: frozenset[str] = frozenset()
+    segments_kept: tuple[ArchivedSegment, ...] = ()
+    segments_of_age: tuple[ArchivedSegment, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -79,9 +84,29 @@ def plan_expiry(rule: Retention, state: LogState, now_ms: int, stats: Stats | No
             objects += group
         else:
             mixed += [stored for stored in group if may_be_mixed(stored, expired, stats or {})]
-    segments = [s for s in state.archive.values() if s.end <= expired.segments.get(s.store, 0)]
+    segments = [s for s in state.archive.values() if _has_expired(s, expired)]
+    segments_kept = tuple(s for s in state.archive.values() if not _has_expired(s, expired))
+    of_age = tuple(s for s in segments_kept if s.published_ms < _entries_before_ms(s.store, expired))
     left = sum(_expired_entries(stats[stored.name], expired) for stored in mixed if stats and stored.name in stats)
-    return ExpiryPlan(expired, tuple(objects), tuple(segments), tuple(mixed), left)
+    return ExpiryPlan(
+        expired,
+        tuple(objects),
+        tuple(segments),
+        tuple(mixed),
+        left,
+        segments_kept=segments_kept,
+        segments_of_age=of_age,
+    )
+
+
+def _has_expired(segment: ArchivedSegment, expired: Expired) -> bool:
+    return segment.end <= expired.segments.get(segment.store, 0)
+
+
+def _entries_before_ms(store: str, expired: Expired) -> int:
+    """Return the time before which entries of a store's messages have expired: of some topic, if it has many."""
+    topic = topic_of_store(store)
+    return expired.latest_ms if topic is None else expired.before_ms(topic)
 
 
 def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
@@ -140,11 +165,11 @@ def _expired_segments(rule: Retention, state: LogState, now_ms: int) -> dict[str
 
     Bytes before it that were never archived count as expired, too, because they are older.
     """
-    if rule.segments_age_s is None:
-        return {}
-    before_ms = now_ms - rule.segments_age_s * 1000
     ends: dict[str, int] = {}
     for store in state.stores:
+        if (age_s := rule.age_of_segments_s(topic_of_store(store))) is None:
+            continue
+        before_ms = now_ms - age_s * 1000
         for segment in state.segments_of(store):
             if segment.published_ms >= before_ms:
                 break
@@ -235,11 +260,11 @@ def expire(
 def _unknown_topics(
     rule: Retention, state: LogState, stats: Stats, cold: ColdPath
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the rule's patterns that match no stored topic, and the stored topics.
+    """Return the rule's patterns that match no stored topic, and the topics of files and archive that are known.
 
     If the objects in `stats` have no match, the others are read, too. An object that can't be read may have any topic.
     """
-    known = _names(stats)
+    known = _names(stats) | {topic for topic in map(topic_of_store, state.stores) if topic is not None}
     if not _unmatched(rule, known):
         return (), known
     others = [stored for stored in state.objects.values() if stored.name not in stats]
@@ -253,7 +278,8 @@ def _names(stats: Stats) -> frozenset[str]:
 
 
 def _unmatched(rule: Retention, topics: frozenset[str]) -> tuple[str, ...]:
-    return tuple(p for p in rule.topics if p not in topics and not any(fnmatchcase(topic, p) for topic in topics))
+    patterns = dict.fromkeys((*rule.topics, *rule.segments_topics))
+    return tuple(p for p in patterns if p not in topics and not any(fnmatchcase(topic, p) for topic in topics))
 
 
 def _stats(plan: ExpiryPlan, cold: ColdPath, beat: Callable[[], object] = lambda: None) -> Stats:
