@@ -18,7 +18,7 @@ from tests.support.settings_stub import STUB, stub
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
 from tiered_index.config import TABLES
 from tiered_index.errors import ConfigError, TieredIndexError
-from tiered_index.retention import Retention
+from tiered_index.retention import TABLES_OF_TOPICS, Retention
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.prices import PriceTable
@@ -63,7 +63,8 @@ def test_a_wrong_value_is_named(setting):
         ({"wholly_other": 1}, "unknown setting 'wholly_other'; docs/settings.md lists the settings"),
         (
             {"retention": {"x": 1}},
-            "unknown setting 'retention.x'; retention has age_s, topics, max_bytes, segments_age_s, grace_s",
+            "unknown setting 'retention.x'; retention has age_s, topics, max_bytes, segments_age_s, segments_topics, "
+            "grace_s",
         ),
         ({"s3": {"regoin": "x"}}, "unknown setting 's3.regoin'; did you mean 's3.region'?"),
         ({"prices": {"as_off": "x"}}, "unknown setting 'prices.as_off'; did you mean 'prices.as_of'?"),
@@ -383,7 +384,8 @@ def test_the_greatest_numbers_work_together(tmp_path):
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 def test_every_number_has_a_bound(path):
     kinds = {kind_of(path), *get_args(kind_of(path))}
-    if not {int, float} & kinds or path in (("slots",), ("items",), ("retention", "topics")):
+    by_topic = [("retention", table) for table in TABLES_OF_TOPICS]
+    if not {int, float} & kinds or path in (("slots",), ("items",), *by_topic):
         return  # the path is not a number, the file size bounds it, or `test_retention` has it (ages by topic)
     above: Any
     if path[-1] in GREATEST_AGES:
