@@ -36,14 +36,13 @@ _OBJECT = re.compile(
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE = 128
-KAFKA_LOG = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+)(?:\.([0-9]+))?)?")
-"""The log of a partition of Kafka: cluster, topic, partition, the topic's id, generation and number of the log."""
+_PARTITION = re.compile(r"[a-z]+:[^/]+/([^/]+)/[0-9]+(?:[@#].*)?")
 
 
 def topic_of_store(store: str) -> str | None:
-    """Return the topic of all messages of a store in the archive; None: it may have messages of many topics."""
-    log = KAFKA_LOG.fullmatch(store)
-    return log[2] if log else None
+    """Return the topic of all records of a store of columnar segments; None: it may have messages of many topics."""
+    partition = _PARTITION.fullmatch(store)
+    return partition[1] if partition else None
 
 
 def new_file_id(begin_ms: int) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
-from tiered_index.format.names import KAFKA_LOG
 from tiered_index.service.log.state import LogState
 
 KEYS_PREFIX = "kafka-key:"
 BEGIN_PREFIX = "kafka-begin:"
 """Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
+_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+)(?:\.([0-9]+))?)?")
 
 
 class Name(NamedTuple):
@@ -29,7 +30,7 @@ class Name(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name in `text`; None: it is another source's."""
-        if (found := KAFKA_LOG.fullmatch(text)) is None:
+        if (found := _NAME.fullmatch(text)) is None:
             return None
         return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "", int(found[6] or 0))
 

@@ -11,7 +11,6 @@ from tiered_index.cli.output import counted, describe_object, human_bytes, unkno
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import ConfigError, listed
-from tiered_index.format.names import topic_of_store
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.lifecycle.expiry import ExpiryPlan
 from tiered_index.service.lifecycle.expiry import expire as expire_index
@@ -100,8 +99,8 @@ def _sums(segments: Sequence[ArchivedSegment]) -> dict[str, Any]:
     """Return the number of archived segments, their bytes, and their offsets by topic of Kafka."""
     offsets: dict[str, int] = {}
     for segment in segments:
-        if (topic := topic_of_store(segment.store)) is not None:
-            offsets[topic] = offsets.get(topic, 0) + segment.end - segment.start
+        if segment.topic is not None:
+            offsets[segment.topic] = offsets.get(segment.topic, 0) + segment.end - segment.start
     size_bytes = sum(segment.object_bytes for segment in segments)
     return {"segments": len(segments), "bytes": size_bytes, "offsets_by_topic": offsets}
 

@@ -17,7 +17,6 @@ from fnmatch import fnmatchcase
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
-from tiered_index.format.names import topic_of_store
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.orphans import Orphans, delete_orphans, find_orphans
@@ -86,7 +85,7 @@ def plan_expiry(rule: Retention, state: LogState, now_ms: int, stats: Stats | No
             mixed += [stored for stored in group if may_be_mixed(stored, expired, stats or {})]
     segments = [s for s in state.archive.values() if _has_expired(s, expired)]
     segments_kept = tuple(s for s in state.archive.values() if not _has_expired(s, expired))
-    of_age = tuple(s for s in segments_kept if s.published_ms < _entries_before_ms(s.store, expired))
+    of_age = tuple(s for s in segments_kept if s.published_ms < _entries_before_ms(s, expired))
     left = sum(_expired_entries(stats[stored.name], expired) for stored in mixed if stats and stored.name in stats)
     return ExpiryPlan(
         expired,
@@ -103,10 +102,9 @@ def _has_expired(segment: ArchivedSegment, expired: Expired) -> bool:
     return segment.end <= expired.segments.get(segment.store, 0)
 
 
-def _entries_before_ms(store: str, expired: Expired) -> int:
-    """Return the time before which entries of a store's messages have expired: of some topic, if it has many."""
-    topic = topic_of_store(store)
-    return expired.latest_ms if topic is None else expired.before_ms(topic)
+def _entries_before_ms(segment: ArchivedSegment, expired: Expired) -> int:
+    """Return the time before which entries of a segment's messages have expired: of some topic, if it has many."""
+    return expired.latest_ms if segment.topic is None else expired.before_ms(segment.topic)
 
 
 def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
@@ -167,11 +165,9 @@ def _expired_segments(rule: Retention, state: LogState, now_ms: int) -> dict[str
     """
     ends: dict[str, int] = {}
     for store in state.stores:
-        if (age_s := rule.age_of_segments_s(topic_of_store(store))) is None:
-            continue
-        before_ms = now_ms - age_s * 1000
         for segment in state.segments_of(store):
-            if segment.published_ms >= before_ms:
+            age_s = rule.age_of_segments_s(segment.topic)
+            if age_s is None or segment.published_ms >= now_ms - age_s * 1000:
                 break
             ends[store] = segment.end
     return ends
@@ -264,7 +260,7 @@ def _unknown_topics(
 
     If the objects in `stats` have no match, the others are read, too. An object that can't be read may have any topic.
     """
-    known = _names(stats) | {topic for topic in map(topic_of_store, state.stores) if topic is not None}
+    known = _names(stats) | {segment.topic for segment in state.archive.values() if segment.topic is not None}
     if not _unmatched(rule, known):
         return (), known
     others = [stored for stored in state.objects.values() if stored.name not in stats]

@@ -37,7 +37,7 @@ from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import MOST_ITEMS, Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, topic_of_store
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, Trailer, parse_trailer
@@ -203,6 +203,11 @@ class ArchivedSegment(Stored):
     def end(self) -> int:
         """The offset after the last byte, or the number after the last record."""
         return self.start + (self.size_bytes if self.columns is None else self.columns[0])
+
+    @property
+    def topic(self) -> str | None:
+        """The topic of all messages of the segment; None: it may have messages of many topics."""
+        return None if self.columns is None else topic_of_store(self.store)
 
     @property
     def footer_bytes(self) -> int:
