@@ -52,15 +52,24 @@ _SHOWN_APART = (
 )
 
 
-def write_messages(out: Output, pages: Pages[MessagesResult], topic: str, body: BodyFormat) -> int:
-    """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
+# Most characters and lines of a value that people see, unless they ask for all
+_PAGE, _PAGE_LINES = 4_000, 50
+
+
+def write_messages(
+    out: Output, pages: Pages[MessagesResult], topic: str, body: BodyFormat, *, raw: bool = False
+) -> int:
+    """Write a lookup of messages and return the exit code; `raw`: people see whole values.
+
+    Raises `BudgetExceeded` afterwards.
+    """
     count = collisions = requests = size_bytes = 0
     found: Counter[str] = Counter()
     for answer in pages:
         for one in answer.messages:
             shown = one.to_dict(body)
             if not out.as_json:
-                _write_message(out, one, shown["message"], pages.words(topic))
+                _write_message(out, one, shown["message"], pages.words(topic), raw=raw)
                 out.line()
             elif pages.every:
                 out.record(shown)
@@ -81,10 +90,10 @@ def write_messages(out: Output, pages: Pages[MessagesResult], topic: str, body: 
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 
-def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, words: Words) -> None:
+def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, words: Words, *, raw: bool) -> None:
     """Write the result of an entry; `shown` is the document of its message or record, or None.
 
-    `words` are those of its system.
+    `words` are those of its system. `raw`: write the whole of large values.
     """
     item = fetched.item
     source = item.source if item is not None else None
@@ -103,14 +112,34 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None, 
     out.line(f"{time}{queue}  {fetched.state}")
     properties = {n: value for n, value in shown.get("properties", {}).items() if n not in (KEYS, TAGS, UNIQ_KEY)}
     read = {"source": source, "read_from": fetched.read_from, "note": fetched.problem}
-    show_fields(out, {**shown, "properties": properties, **read}, without=_SHOWN_APART)
+    values = {n: value for n, value in {**shown, "properties": properties}.items() if n not in _SHOWN_APART}
+    show_fields(out, {**(values if raw else _pages_of(values)), **read})
     if "partition" in shown and shown["body_bytes"] is None:
         out.line("  no value: a tombstone")
-    if body := _body(shown):
+    if body := _body(shown, raw=raw):
         out.lines(f"  body  {body}")
 
 
-def _body(shown: dict[str, Any]) -> str | None:
+def _page_of(text: str, digits: int = 1) -> str:
+    """Return the first page of a text, and the number of bytes that it leaves out. A byte has `digits` characters."""
+    page = "\n".join(text[:_PAGE].split("\n", _PAGE_LINES)[:_PAGE_LINES])
+    if len(page) == len(text):
+        return text
+    page = page[: len(page) // digits * digits]
+    left = len(text[len(page) :].encode(errors="surrogatepass")) // digits
+    return f"{page}... and {counted(left, 'more byte')}: --raw writes all"
+
+
+def _pages_of(value: Any) -> Any:
+    """Return a JSON-ready value with the first page of each of its texts."""
+    if isinstance(value, dict):
+        return {name: _pages_of(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pages_of(member) for member in value]
+    return _page_of(value) if isinstance(value, str) else value
+
+
+def _body(shown: dict[str, Any], *, raw: bool) -> str | None:
     if "body" not in shown:
         return None
     stored = f", {shown['compression']}" if shown.get("compression") else ""
@@ -120,6 +149,8 @@ def _body(shown: dict[str, Any]) -> str | None:
     text = shown["body"]
     if not isinstance(text, str) or shown["body_format"] == "json":
         text = json.dumps(text, indent=2, ensure_ascii=False)
+    if not raw:
+        text = _page_of(text, 2 if shown["body_format"] == "hex" else 1)
     return f"{head} {text}" if text else head
 
 
@@ -168,6 +199,7 @@ def message(
     ),
     store: Path | None = Option(None, help="Folder of the RocketMQ store."),
     body: Literal["text", "json", "hex", "none"] = Option("text", help="Form of the body."),
+    raw: bool = Option(False, "--raw", help="Print the whole of values of more than 4,000 characters or 50 lines."),
     cursor: str | None = Option(None, help="With --topic: continue the truncated answer that gave this cursor."),
     *,
     limits: LimitOptions,
@@ -263,7 +295,7 @@ def message(
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())
     for one, document_of_one in zip(answer.messages, shown, strict=True):
-        _write_message(session.out, one, document_of_one["message"], words)
+        _write_message(session.out, one, document_of_one["message"], words, raw=raw)
     if not answer.messages and pages.exceeded is None:
         session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
     if answer.lost:

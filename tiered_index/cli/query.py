@@ -58,6 +58,9 @@ def query(
     body: Literal["text", "json", "hex", "none"] | None = Option(
         None, help="With --messages: form of the bodies (default text)."
     ),
+    raw: bool = Option(
+        False, "--raw", help="With --messages: print the whole of values of more than 4,000 characters or 50 lines."
+    ),
     *,
     within: RangeOptions,
     limits: LimitOptions,
@@ -114,7 +117,9 @@ def query(
     """
     if keys is not None:
         given = {"TOPIC": topic, "--tag": tag, "--cursor": cursor, "--messages": messages, "--store": store}
-        if wrong := [name for name, value in (given | {"--body": body}).items() if value not in (None, False)]:
+        if wrong := [
+            name for name, value in (given | {"--body": body, "--raw": raw}).items() if value not in (None, False)
+        ]:
             raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
         if service.url is not None:
             raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
@@ -122,8 +127,8 @@ def query(
         raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
     elif keys_out is not None:
         raise InvalidArgument("--out needs --keys")
-    if not messages and (store is not None or body is not None or kafka != KafkaClientOptions()):
-        raise InvalidArgument("--store, --body and --kafka need --messages")
+    if not messages and (store is not None or body is not None or raw or kafka != KafkaClientOptions()):
+        raise InvalidArgument("--store, --body, --raw and --kafka need --messages")
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=store, **dataclasses.asdict(kafka))
     config = session.reader_config()
@@ -168,7 +173,7 @@ def query(
             open_lookup = partial(_with_tags, open_lookup, lambda: pages.reader, asked_tag)
         pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
         if messages:
-            return write_messages(session.out, pages, topic, body or "text")
+            return write_messages(session.out, pages, topic, body or "text", raw=raw)
         return _write(session.out, pages, topic)
 
 

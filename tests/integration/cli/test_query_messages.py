@@ -2,6 +2,7 @@
 broker.
 """
 
+import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -267,10 +268,44 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
         assert (refused.code, option[0] in refused.err) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["message", "query"])
+def test_people_see_a_page_of_a_large_value(run_here, tmp_path, command):
+    """The rest is counted in bytes. --raw prints it, and --json always has it."""
+    bodies = {"long": "é" * 5_000, "lines": "x\n" * 80, "blob": bytes(3_000), "small": "y" * 4_000}
+    with StoreWriter(tmp_path / "store") as store:
+        for name, value in bodies.items():
+            body = value.encode() if isinstance(value, str) else value
+            store.put("orders", 0, body, keys=name, properties={"note": "p" * 4_001})
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/cold")
+    assert run_here("ingest", tmp_path / "store", *where, "--slots", 97, "--items", 500).code == 0
+
+    def shown(name, *options):
+        if command == "query":
+            return run_here("query", "orders", name, *where, "--messages", "--store", tmp_path / "store", *options).out
+        place = ("--queue-id", 0, "--offset", list(bodies).index(name))
+        return run_here("message", "--topic", "orders", *place, "--store", tmp_path / "store", *options).out
+
+    wanted = {
+        "long": "é" * 4_000 + "... and 2,000 more bytes: --raw writes all",
+        "lines": "\n".join(["x"] + ["    x"] * 49) + "... and 61 more bytes: --raw writes all",
+        "blob": "00" * 2_000 + "... and 1,000 more bytes: --raw writes all",
+        "small": "y" * 4_000,
+    }
+    for name, page in wanted.items():
+        cut = shown(name)
+        assert f") {page}\n" in cut and "p" * 4_000 + "... and 1 more byte: --raw writes all" in cut
+        whole = shown(name, "--raw")
+        text = value.hex() if isinstance(value := bodies[name], bytes) else value.replace("\n", "\n    ")
+        assert f") {text}\n" in whole and "--raw" not in whole
+        assert json.loads(shown(name, "--json"))["messages"][0]["message"]["body_bytes"] > 0
+        assert "--raw" not in shown(name, "--json")
+
+
 def test_invalid_arguments_are_bad_usage(in_process, made, tmp_path):
     uri = made.uri
     assert in_process("query", "t", "k", "--storage", uri, "--store", str(made.store)) == 2
     assert in_process("query", "t", "k", "--storage", uri, "--body", "hex") == 2
+    assert in_process("query", "t", "k", "--storage", uri, "--raw") == 2
     assert in_process("query", "t", "k", "--storage", uri, "--messages", "--store", str(tmp_path / "nothing")) == 2
     assert in_process("query", "t", "k", "--storage", uri, "--messages", "--body", "xml") == 2
     assert in_process("message", "no-id", "--store", str(made.store)) == 2
