@@ -117,6 +117,8 @@ def _field_names(kind: Any) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]
 
 ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
 """The class of entries; by default `IndexItem`."""
+OpenedT = TypeVar("OpenedT", bound=IndexItem, default=IndexItem)
+"""The class of entries that a caller gives when it opens an index. Not that of a class, which a checker would solve."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

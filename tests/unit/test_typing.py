@@ -9,7 +9,9 @@ _PROGRAM = """
 from dataclasses import dataclass
 from typing import assert_type
 
-from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
+from tiered_index import (
+    AsyncIndexReader, IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,21 @@ with IndexReader.open("memory://x", item_type=OrderItem, query_threads=1) as ord
 with IndexService.open(root="r", item_type=OrderItem) as index:
     assert_type(index.query("orders", "a")[0].region, int)
 assert_type(plain(IndexReader.open("memory://x"))[0], IndexItem)
+assert_type(IndexReader.open("memory://x"), IndexReader[IndexItem])
+assert_type(IndexReader.open("memory://x", item_type=OrderItem), IndexReader[OrderItem])
+assert_type(IndexService.open(root="r", item_type=OrderItem), IndexService[OrderItem])
+
+
+async def awaited() -> None:
+    async with await AsyncIndexReader.open("memory://x", item_type=OrderItem, query_threads=1) as reader:
+        assert_type(reader, AsyncIndexReader[OrderItem])
+        assert_type((await reader.query("orders", "a", max_requests=1))[0].region, int)
+        assert_type((await reader.query_many([("orders", "a")]))[0].items, tuple[OrderItem, ...])
+        assert_type([item.region async for page in reader.query_all("orders", "a") for item in page], list[int])
+        await reader.query("orders", 7)
+    assert_type(await AsyncIndexReader.open("memory://x"), AsyncIndexReader[IndexItem])
+
+
 orders.query("orders", "a")[0].colour
 IndexReader.open("memory://x", query_threads="many")
 IndexService.open(root="r", slotz=1)
@@ -45,6 +62,7 @@ def test_entries_of_a_subclass_and_settings_are_typed(tmp_path: Path) -> None:
     checked = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
     errors = [line.partition(" error: ")[2] for line in checked.stdout.splitlines() if " error: " in line]
     assert errors == [
+        'Argument 2 to "query" of "AsyncIndexReader" has incompatible type "int"; expected "str"  [arg-type]',
         '"OrderItem" has no attribute "colour"  [attr-defined]',
         'Argument "query_threads" to "open" of "IndexReader" has incompatible type "str"; expected "int | None"  '
         "[arg-type]",

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig
 from tiered_index.errors import IndexClosed
+from tiered_index.service.answers.results import QueryResults
+from tiered_index.service.log.session import Writer
+from tiered_index.service.log.state import LogState
+from tiered_index.service.lookup.budget import Limits
 from tiered_index.service.lookup.export import Export
+from tiered_index.service.lookup.messages import MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.reading.parts import hand_over
 from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
-from tiered_index.types import QueryResult
+from tiered_index.types import ItemT, Lookup, OpenedT, QueryResult, TopicsResult
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from tiered_index._settings import IndexSettings
+
 T = TypeVar("T")
 # Most calls of one reader at the same time; further calls wait
 _THREADS = 32
@@ -40,30 +51,6 @@ async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callab
         usage.max_requests = 0
         future.add_done_callback(partial(hand_over, late))
         raise
-
-
-def _in_a_thread(
-    method: Callable[Concatenate[IndexReader, P], T],
-) -> Callable[Concatenate[AsyncIndexReader, P], Coroutine[Any, Any, T]]:
-    """Return an awaitable form of a method of `IndexReader`: same arguments, result and errors."""
-
-    @wraps(method)
-    async def awaited(self: AsyncIndexReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await run_in_thread(self._threads, lambda: method(self.reader, *args, **kwargs))
-
-    return awaited
-
-
-def _opened_in_a_thread(open_reader: Callable[P, IndexReader]) -> Callable[P, Coroutine[Any, Any, AsyncIndexReader]]:
-    """Return an awaitable form of `IndexReader.open`: same arguments and errors."""
-
-    @wraps(open_reader)
-    async def awaited(*args: P.args, **kwargs: P.kwargs) -> AsyncIndexReader:
-        opening = partial(open_reader, *args, **kwargs)
-        pool = DaemonPool(1, "tiered-index-async-open")
-        return AsyncIndexReader(await run_in_thread(pool, opening, IndexReader.close))
-
-    return awaited
 
 
 class AsyncExport:
@@ -116,7 +103,7 @@ class AsyncExport:
         await self.close()
 
 
-class AsyncIndexReader:
+class AsyncIndexReader(Generic[ItemT]):
     """An `IndexReader` whose calls are awaited.
 
     Open it with ``async with await AsyncIndexReader.open(...) as reader``. Calls run in threads, up to 32 at a time. If
@@ -124,28 +111,137 @@ class AsyncIndexReader:
     `IndexReader`.
     """
 
-    def __init__(self, reader: IndexReader) -> None:
+    def __init__(self, reader: IndexReader[ItemT]) -> None:
         """Wrap a reader; prefer `open`. `close` closes the reader."""
         self.reader = reader
         self._threads = DaemonPool(_THREADS, "tiered-index-async")
 
-    open = staticmethod(_opened_in_a_thread(IndexReader.open))
-    query = _in_a_thread(IndexReader.query)
-    query_many = _in_a_thread(IndexReader.query_many)
-    messages = _in_a_thread(IndexReader.messages)
-    topics = _in_a_thread(IndexReader.topics)
-    writers = _in_a_thread(IndexReader.writers)
-    refresh = _in_a_thread(IndexReader.refresh)
+    @staticmethod
+    async def open(
+        storage: str | Sequence[str] | None = None,
+        *,
+        root: str | Path | None = None,
+        config: IndexConfig | None = None,
+        clock: Clock | None = None,
+        storage_backend: Storage | None = None,
+        timeout_s: float | None = None,
+        item_type: type[OpenedT] | None = None,
+        environment: bool = True,
+        **settings: Unpack[IndexSettings],
+    ) -> AsyncIndexReader[OpenedT]:
+        """Open an index with the arguments and errors of `IndexReader.open`."""
+        opening: Callable[[], IndexReader[OpenedT]] = partial(
+            IndexReader.open,
+            storage,
+            root=root,
+            config=config,
+            clock=clock,
+            storage_backend=storage_backend,
+            timeout_s=timeout_s,
+            item_type=item_type,
+            environment=environment,
+            **settings,
+        )
+        pool = DaemonPool(1, "tiered-index-async-open")
+        return AsyncIndexReader(await run_in_thread(pool, opening, IndexReader.close))
 
-    async def query_all(self, *args: Any, **kwargs: Any) -> AsyncIterator[QueryResult]:
+    async def query(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        **limits: Unpack[Limits],
+    ) -> QueryResult[ItemT]:
+        """Look up a key with the arguments, answer and errors of `IndexReader.query`."""
+        look_up = partial(self.reader.query, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, **limits)
+        return await run_in_thread(self._threads, look_up)
+
+    async def query_many(
+        self,
+        lookups: Iterable[Lookup | tuple[str, str]],
+        allow_partial: bool = False,
+        *,
+        max_count: int = 64,
+        **limits: Unpack[Limits],
+    ) -> QueryResults[ItemT]:
+        """Answer many lookups with the arguments, answers and errors of `IndexReader.query_many`."""
+        look_up = partial(self.reader.query_many, lookups, allow_partial, max_count=max_count, **limits)
+        return await run_in_thread(self._threads, look_up)
+
+    async def messages(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        *,
+        source: MessageSource,
+        max_message_bytes: int | None = None,
+        max_read: int | None = None,
+        **limits: Unpack[Limits],
+    ) -> MessagesResult:
+        """Look up the messages of a key with the arguments, answer and errors of `IndexReader.messages`."""
+        look_up = partial(
+            self.reader.messages,
+            *(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial),
+            source=source,
+            max_message_bytes=max_message_bytes,
+            max_read=max_read,
+            **limits,
+        )
+        return await run_in_thread(self._threads, look_up)
+
+    async def topics(
+        self,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        allow_partial: bool = False,
+        **limits: Unpack[Limits],
+    ) -> TopicsResult:
+        """Return the topics with the arguments, answer and errors of `IndexReader.topics`."""
+        return await run_in_thread(
+            self._threads, partial(self.reader.topics, begin_ms, end_ms, allow_partial, **limits)
+        )
+
+    async def writers(self) -> dict[str, Writer | None]:
+        """Return the writers with the answer and errors of `IndexReader.writers`."""
+        return await run_in_thread(self._threads, self.reader.writers)
+
+    async def refresh(self) -> LogState:
+        """Read new log records with the answer and errors of `IndexReader.refresh`."""
+        return await run_in_thread(self._threads, self.reader.refresh)
+
+    async def query_all(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 1000,
+        allow_partial: bool = False,
+    ) -> AsyncIterator[QueryResult[ItemT]]:
         """Yield an answer page by page, with the arguments and errors of `IndexReader.query_all`."""
-        pages = self.reader.query_all(*args, **kwargs)
+        pages = self.reader.query_all(topic, key, begin_ms, end_ms, max_count, allow_partial)
         while (page := await run_in_thread(self._threads, partial(next, pages, None))) is not None:
             yield page
 
-    async def export(self, *args: Any, **kwargs: Any) -> AsyncExport:
+    async def export(
+        self,
+        topics: str | Iterable[str] | None = None,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        *,
+        allow_partial: bool = False,
+    ) -> AsyncExport:
         """Export the entries, with the arguments, rows and errors of `IndexReader.export`."""
-        beginning = partial(self.reader.export, *args, **kwargs)
+        beginning = partial(self.reader.export, topics, begin_ms, end_ms, allow_partial=allow_partial)
         return AsyncExport(await run_in_thread(self._threads, beginning, Export.close), self._threads)
 
     async def close(self) -> None:
@@ -156,7 +252,7 @@ class AsyncIndexReader:
         self.reader.close()
         self._threads.close()
 
-    async def __aenter__(self) -> AsyncIndexReader:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
@@ -72,7 +72,7 @@ from tiered_index.storage.context import NO_WAIT, UNBOUNDED, remaining_s, reques
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.tracing import is_traced
-from tiered_index.types import Freshness, ItemT, QueryResult, shortened
+from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
@@ -197,10 +197,10 @@ class IndexService(Lookups[ItemT]):
         storage_backend: Storage | None = None,
         root: str | Path | None = None,
         storage: str | None = None,
-        item_type: type[ItemT] | None = None,
+        item_type: type[OpenedT] | None = None,
         environment: bool = True,
         **settings: Unpack[IndexSettings],
-    ) -> IndexService[ItemT]:
+    ) -> IndexService[OpenedT]:
         """Open an index for writing. Create it if it does not exist, and recover after a crash.
 
         Give an `IndexConfig`, or settings by name: `root`, `storage` and other fields of `IndexConfig`, such as
@@ -211,7 +211,8 @@ class IndexService(Lookups[ItemT]):
         `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
         """
         config = config_of(config, environment, settings, root=root, storage=storage, item_type=item_type)
-        return cls(config, clock=clock, disk=disk, storage=storage_backend)
+        made = cast(type[IndexService[OpenedT]], cls)
+        return made(config, clock=clock, disk=disk, storage=storage_backend)
 
     # Writing
 

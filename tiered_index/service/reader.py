@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
@@ -62,7 +62,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import ItemT, shortened
+from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
@@ -201,10 +201,10 @@ class IndexReader(Lookups[ItemT]):
         clock: Clock | None = None,
         storage_backend: Storage | None = None,
         timeout_s: float | None = None,
-        item_type: type[ItemT] | None = None,
+        item_type: type[OpenedT] | None = None,
         environment: bool = True,
         **settings: Unpack[IndexSettings],
-    ) -> IndexReader[ItemT]:
+    ) -> IndexReader[OpenedT]:
         """Open an index by its storage URI, by a writer's root, or by both.
 
         A list of URIs, or a prefix above several indexes, is read as one index. A prefix is listed one level deep, at
@@ -238,9 +238,11 @@ class IndexReader(Lookups[ItemT]):
             storage = None
         loaded = config_of(config, environment, settings, storage=storage, root=root, item_type=item_type)
 
-        def make() -> IndexReader[ItemT]:
+        made = cast(type[IndexReader[OpenedT]], cls)
+
+        def make() -> IndexReader[OpenedT]:
             with deadline_at(limits.deadline_s()):
-                return cls(loaded, clock=clock, storage=storage_backend, storages=several)
+                return made(loaded, clock=clock, storage=storage_backend, storages=several)
 
         # in a copy: an interrupt cannot keep the deadline for later calls
         return copy_context().run(make)

@@ -1,6 +1,7 @@
 """`AsyncIndexReader` answers like its `IndexReader`. A cancelled task sends no further request."""
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -43,6 +44,14 @@ def test_it_answers_as_the_reader_beneath(uri):
         assert many == [answer.items for answer in reader.query_many([("t", "k"), ("t", "other")])]
     with pytest.raises(NotAnIndex):
         asyncio.run(AsyncIndexReader.open(f"{uri}-not"))
+
+
+def test_its_calls_have_the_arguments_of_the_reader_beneath():
+    """They are written out, because a type checker loses the class of entries in any wrapper."""
+    names = ("open", "query", "query_many", "query_all", "messages", "topics", "export", "writers", "refresh")
+    for name in names:
+        ours, its = (inspect.signature(getattr(kind, name)).parameters for kind in (AsyncIndexReader, IndexReader))
+        assert ours == its, name
 
 
 def test_an_export_is_the_one_of_the_reader_beneath(uri):
