@@ -6,6 +6,7 @@ returns them like its own columns, and writes their declaration into every file:
     @dataclass(frozen=True, kw_only=True)
     class OrderItem(KeyedIndexItem):
         region: int = column(">u2")
+        country: str = column("text", width=2)
 
 Instances are immutable values; share them between threads freely. Functions are pure.
 """
@@ -53,18 +54,31 @@ no_progress = _NoProgress()
 """The default of `progress`: ignore each report."""
 
 
-def column(dtype: str, *, identity: bool = False, default: Any = ...) -> Any:
+def column(dtype: str, *, width: int | None = None, identity: bool = False, default: Any = ...) -> Any:
     """Declare a stored column of an `IndexItem` subclass.
 
-    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``). Numbers are stored
-    big-endian. A value of bytes that is shorter than the column is filled with NUL bytes. `default` is stored if a put
-    gives no value. Without a default (``...``) each put must give one.
+    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``), or ``"text"``. Numbers
+    are stored big-endian. A value of bytes that is shorter than the column is filled with NUL bytes. `default` is
+    stored if a put gives no value. Without a default (``...``) each put must give one.
+
+    A ``"text"`` column has values of class `str`, whose UTF-8 has at most `width` bytes and no NUL. Each entry needs
+    `width` bytes for it. JSON has text as text, but bytes as hexadecimal digits.
 
     `identity` columns (integers only) are part of the identity of an entry: with ``event: int = column(">i8",
     identity=True)`` it is (topic, queue_id, offset, event).
+
+    Raises `ConfigError` if ``"text"`` has no `width` from 1, and if another type has one.
     """
+    is_text = dtype == "text"
+    if is_text:
+        if type(width) is not int or width < 1:
+            raise ConfigError(f'a text column needs its width in bytes, as in column("text", width=16), not {width!r}')
+        dtype = f"S{width}"
+    elif width is not None:
+        raise ConfigError(f"column({dtype!r}) takes no width: only text columns have one")
     given = {} if default is ... else {"default": default}
-    return field(default=given.get("default", 0), metadata={"dtype": dtype, "identity": identity, **given})
+    about = {"dtype": dtype, "text": is_text, "identity": identity, **given}
+    return field(default=given.get("default", 0), metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +125,12 @@ def _field_names(kind: Any) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ...]
     """Return the names of a class's fields, a function that returns their values, and the names of those with bytes."""
     fields = dataclasses.fields(kind)
     names = tuple(f.name for f in fields)
-    of_bytes = [f.name for f in fields if f.metadata.get("dtype", "").lstrip("<>=|")[:1] == "S"]
-    return names, attrgetter(*names), tuple(of_bytes)
+    return names, attrgetter(*names), tuple(f.name for f in fields if value_kind(f) == "S")
+
+
+def value_kind(of: dataclasses.Field[Any]) -> str:
+    """Return the NumPy kind of a field's values: U for text, S for bytes; empty for a field without `column`."""
+    return "U" if of.metadata.get("text") else str(of.metadata.get("dtype", "")).lstrip("<>=|")[:1]
 
 
 ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
@@ -515,7 +533,8 @@ _ARROW_TYPES = {"topic": "string", "offset": "int64", "timestamp_ms": "int64", "
 def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Table:
     """Return entries as an Arrow table, with a row per entry and a column per field of `item_type`, in their order.
 
-    Numbers have the width in which they are stored (`timestamp_ms`: int64, epoch milliseconds), bytes are binary.
+    Numbers have the width in which they are stored (`timestamp_ms`: int64, epoch milliseconds), bytes are binary, and
+    text columns are strings.
     """
     return table_of(
         {f.name: [getattr(item, f.name) for item in items] for f in dataclasses.fields(item_type)}, item_type
@@ -531,9 +550,8 @@ def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table
     table = {}
     for f in dataclasses.fields(item_type):
         if "dtype" in f.metadata:
-            dtype = np.dtype(f.metadata["dtype"])
             by_kind = {"S": pa.binary(), "U": pa.string()}
-            kind = by_kind.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
+            kind = by_kind.get(value_kind(f)) or pa.from_numpy_dtype(np.dtype(f.metadata["dtype"]).newbyteorder("="))
         else:
             kind = pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
         values = columns[f.name]

@@ -70,6 +70,8 @@ class Order(KeyedIndexItem):
     region: int = column(">u2", identity=True)
     price: float = column(">f8")
     code: bytes = column("S4")
+    # one text looks like the digits of bytes
+    town: str = column("text", width=9)
 
 
 def test_own_columns_keep_their_types(tmp_path):
@@ -79,18 +81,24 @@ def test_own_columns_keep_their_types(tmp_path):
         serving(index) as http,
         IndexClient(str(http.base_url)) as asking,
     ):
-        for n, price in enumerate((1.5, 2.0, nan)):
-            index.put("orders", 0, "k", n, 7, 1_762_000_000_000, region=n, price=price, code=b"a\0b")
+        for n, (price, town) in enumerate(((1.5, "日本語"), (2.0, "cafe"), (nan, ""))):
+            own = {"region": n, "price": price, "code": b"a\0b", "town": town}
+            index.put("orders", 0, "k", n, 7, 1_762_000_000_000, **own)
         for key in ("k", "none"):
             own = index.query("orders", key)
             table = own.to_arrow()
             assert table.schema.field("price").type == pa.float64()
+            assert table.schema.field("town").type == pa.string()
             batch = asking.query_many_arrow([("orders", key)])[0].drop_columns(["lookup"])
             answers = [asking.query("orders", key), asking.query_many([("orders", key)])[0]]
             for served in (*(one.to_arrow() for one in answers), batch):
                 assert (served.schema, repr(served.to_pylist())) == (table.schema, repr(table.to_pylist()))
             assert repr([*asking.stream("orders", key)]) == repr([*own])
             assert repr([one.item for one in asking.messages("orders", key).messages]) == repr([*own])
+        served = http.get("/v1/query", params={"topic": "orders", "key": "k"})
+        assert [item["town"] for item in served.json()["items"]] == ["", "cafe", "日本語"]
+        # clients that know no text refuse this type: they would take "cafe" for two bytes
+        assert json.loads(served.headers["tiered-index-columns"])["columns"][-1] == ["town", "text9", False]
 
 
 def test_an_older_services_columns_have_the_types_of_their_values(index):

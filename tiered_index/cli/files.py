@@ -18,7 +18,7 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import CorruptFile
-from tiered_index.format.schema import PREVIOUS, listed
+from tiered_index.format.schema import PREVIOUS, Schema, listed, texts
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
 from tiered_index.types import TopicsResult, inclusive
@@ -191,14 +191,15 @@ def entry_records(contents: Contents) -> Iterator[dict[str, Any]]:
     names: dict[int, str | None] = {}
     for topic_id, name in contents.topics:
         names[topic_id] = None if topic_id in names else name
-    columns = [name for name in contents.layout.schema.item.names or () if name not in ("time_diff_s", PREVIOUS)]
     for items in contents.items():
-        yield from _records(items, columns, contents.begin_ms, names)
+        yield from _records(items, contents.layout.schema, contents.begin_ms, names)
 
 
-def _records(items: Array, columns: list[str], begin_ms: int, names: dict[int, str | None]) -> Iterator[dict[str, Any]]:
+def _records(items: Array, schema: Schema, begin_ms: int, names: dict[int, str | None]) -> Iterator[dict[str, Any]]:
+    columns = [name for name in schema.item.names or () if name not in ("time_diff_s", PREVIOUS)]
     times = (begin_ms + items["time_diff_s"].astype(np.int64) * 1000).tolist()
-    values = zip(*(listed(items[name]) for name in columns), strict=True)
+    told = (texts(items[name]) if name in schema.text_columns else listed(items[name]) for name in columns)
+    values = zip(*told, strict=True)
     place = columns.index("topic_id")
     for time_ms, row in zip(times, values, strict=True):
         shown = [value.hex() if isinstance(value, bytes) else value for value in row]

@@ -26,6 +26,7 @@ from tiered_index.types import (
     TopicsResult,
     TopicSummary,
     column,
+    value_kind,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def item_type_of(declared: str | None) -> type[IndexItem] | None:
 @functools.lru_cache(maxsize=64)
 def _declared(declared: str) -> type[IndexItem]:
     document = json.loads(declared)
-    return Schema(document["name"], tuple(Column(*one) for one in document["columns"])).item_type()
+    return Schema(document["name"], tuple(Column.served(*one) for one in document["columns"])).item_type()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -80,7 +81,7 @@ def _inferred(columns: tuple[tuple[str, type], ...]) -> type[IndexItem]:
 def _decoders(item_type: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """Return the names of columns whose values JSON can't have, each with a function that decodes them."""
     by_kind: dict[str, Callable[[Any], Any]] = {"S": bytes.fromhex, "f": lambda value: nan if value is None else value}
-    kinds = {f.name: f.metadata.get("dtype", "").lstrip("<>=|")[:1] for f in dataclasses.fields(item_type)}
+    kinds = {f.name: value_kind(f) for f in dataclasses.fields(item_type)}
     return tuple((name, by_kind[kind]) for name, kind in kinds.items() if kind in by_kind)
 
 

@@ -9,14 +9,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.schema import listed
+from tiered_index.format.schema import listed, texts
 
 Array = npt.NDArray[Any]
 
 
 def array_of(values: Array, kind: Any) -> Any:
-    """Return the values of a stored column (n) as an Arrow array of type `kind`; bytes have their full width."""
+    """Return the values of a stored column (n) as an Arrow array of type `kind`.
+
+    Bytes have their full width, unless `kind` is that of text.
+    """
     if values.dtype.kind in "SV":
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return pa.array(texts(values), kind)
         return pa.array(listed(values), kind)
     native = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
     # Arrow casts unsigned 64-bit numbers to decimals only from text

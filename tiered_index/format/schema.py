@@ -22,15 +22,42 @@ from tiered_index.kernels import compiled_views
 from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, Provenance, QueryResult, column
 
 PREVIOUS = "previous"
+# The type of text. Bytes have no byte order, so a version without text reads such a column as bytes. It never writes
+# this type for bytes, and keeps it when it merges files.
+_TEXT = ">S"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One stored column: its name, its big-endian NumPy type string, and whether it is part of the identity."""
+    """One stored column: its name, its big-endian NumPy type string, and whether it is part of the identity.
+
+    Bytes are ``|Sn``, text is ``>Sn``. To NumPy both are the same type: bytes, filled with NUL.
+    """
 
     name: str
     dtype: str
     identity: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values are text, stored as UTF-8."""
+        return self.dtype.startswith(_TEXT)
+
+    @property
+    def served_type(self) -> str:
+        """The type as a service declares it: ``textN`` for text, which clients of versions without text refuse."""
+        return f"text{self.dtype.removeprefix(_TEXT)}" if self.is_text else self.dtype
+
+    @classmethod
+    def served(cls, name: str, served_type: str, identity: bool) -> Column:
+        """Return the column that a service declares; its type is a `served_type`."""
+        is_text = served_type.startswith("text")
+        return cls(name, f"{_TEXT}{served_type.removeprefix('text')}" if is_text else served_type, identity)
+
+    @property
+    def spoken_type(self) -> str:
+        """The type, for people."""
+        return f"text of at most {self.dtype.removeprefix(_TEXT)} bytes" if self.is_text else self.dtype
 
 
 BASE_COLUMNS = (
@@ -70,6 +97,17 @@ def of_width(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def listed(values: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
     """Return the values of a stored column as a list; bytes have their full width."""
     return list(values.astype(of_width(values.dtype), copy=False).tolist())
+
+
+def texts(values: np.ndarray[Any, np.dtype[Any]]) -> list[str]:
+    """Return the values of a stored text column (of kind S or V) as a list of texts."""
+    # kind S ends a value before the NUL bytes at its end
+    return [value.decode(errors="replace") for value in values.view(f"S{values.dtype.itemsize}").tolist()]
+
+
+def text_of(value: bytes) -> str:
+    """Return the text of a stored value. Bytes that are not UTF-8, from a version without text, become U+FFFD."""
+    return value.rstrip(b"\0").decode(errors="replace")
 
 
 def _declared(owner: type) -> set[str]:
@@ -136,7 +174,8 @@ class Schema:
             if "dtype" not in f.metadata:
                 raise ConfigError(f"{item_type.__name__}.{f.name} is not declared with column(...)")
             dtype = np.dtype(f.metadata["dtype"])
-            extra.append(Column(f.name, dtype.newbyteorder(">").str, bool(f.metadata["identity"])))
+            stored = f"{_TEXT}{dtype.itemsize}" if f.metadata.get("text") else dtype.newbyteorder(">").str
+            extra.append(Column(f.name, stored, bool(f.metadata["identity"])))
         return _shared(item_type.__name__, tuple(extra))
 
     def __hash__(self) -> int:
@@ -192,6 +231,11 @@ class Schema:
         return next((c.name for c in self.extra if c.name.lower() in names), None)
 
     @cached_property
+    def text_columns(self) -> frozenset[str]:
+        """The names of the text columns."""
+        return frozenset(c.name for c in self.extra if c.is_text)
+
+    @cached_property
     def caller_columns(self) -> tuple[Column, ...]:
         """The extra columns that a caller of `put` supplies: all but the fingerprint, which is computed."""
         return tuple(c for c in self.extra if c.name != "fingerprint")
@@ -218,7 +262,13 @@ class Schema:
         if self == KEYED_SCHEMA:
             return KeyedIndexItem
         kinds = {"i": int, "u": int, "f": float, "S": bytes}
-        fields = [(c.name, kinds[np.dtype(c.dtype).kind], column(c.dtype, identity=c.identity)) for c in self.extra]
+        fields: list[tuple[str, type, Any]] = []
+        for c in self.extra:
+            dtype = np.dtype(c.dtype)
+            if c.is_text:
+                fields.append((c.name, str, column("text", width=dtype.itemsize, identity=c.identity)))
+            else:
+                fields.append((c.name, kinds[dtype.kind], column(c.dtype, identity=c.identity)))
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
 

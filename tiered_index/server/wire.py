@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 
 from tiered_index.encoding import json_text, plain
-from tiered_index.format.schema import BASE_COLUMNS, Schema
+from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult
@@ -50,8 +50,9 @@ def encode(document: Any) -> bytes:
 @functools.lru_cache(maxsize=64)
 def columns_of(item_type: Any) -> str:
     """Return the value of the header `COLUMNS` for a class of entries."""
-    declared = Schema.of(item_type).to_json()
-    return json_text(declared | {"columns": declared["columns"][len(BASE_COLUMNS) :]}, compact=True)
+    schema = Schema.of(item_type)
+    columns = [[c.name, c.served_type, c.identity] for c in schema.extra]
+    return json_text({"name": schema.name, "columns": columns}, compact=True)
 
 
 def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:

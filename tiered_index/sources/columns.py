@@ -86,9 +86,9 @@ def check_unicode(message: Message) -> None:
 
 
 def own_value(column: Column, value: Any) -> Any:
-    """Return the value of an own column from a text file: bytes from text, a number from digits."""
+    """Return the value of an own column from a text file: bytes from text, a number from digits, or the text."""
     kind = np.dtype(column.dtype).kind
-    if not isinstance(value, str):
+    if not isinstance(value, str) or column.is_text:
         return value
     if kind == "S":
         return value.encode("utf-8", "surrogatepass")
@@ -99,7 +99,7 @@ def own_value(column: Column, value: Any) -> Any:
 
 
 def own_type(column: Column) -> pa.DataType:
-    """Return the Arrow type with which an own column is read from a text file: text for bytes."""
+    """Return the Arrow type with which an own column is read from a text file: text for bytes, too."""
     dtype = np.dtype(column.dtype)
     if dtype.kind == "S":
         return pa.string()
@@ -153,12 +153,14 @@ def check_kinds(
     kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr, where: str = "", own: Sequence[Column] = ()
 ) -> None:
     """Raise `InvalidArgument` for a column of a wrong type; `shown` returns its name there, `where` begins the text."""
-    declared = {column.name: np.dtype(column.dtype) for column in own}
+    declared = {column.name: column for column in own}
     for field, kind in kinds.items():
-        if pa.types.is_null(kind) or _may_be(field, kind, declared.get(field)):
+        dtype = np.dtype(declared[field].dtype) if field in declared else None
+        if pa.types.is_null(kind) or _may_be(field, kind, dtype):
             continue
         if field in declared:
-            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, but must have {declared[field]}")
+            told = declared[field].spoken_type if declared[field].is_text else np.dtype(declared[field].dtype)
+            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, but must have {told}")
         others = {"topic": "text", "key": "text or a list of text", "keys": "a list of text", "timestamp_ms": "times"}
         needed = others.get(field, "integers")
         raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, but must have {needed}")

@@ -143,7 +143,8 @@ class Fields:
             if name not in columns or pa.types.is_null(columns[name].type):
                 columns[name] = pa.chunked_array([pa.repeat(pa.scalar(value), len(table))])
         for column in self.schema.caller_columns:
-            if np.dtype(column.dtype).kind == "S" and column.name in columns and is_text(columns[column.name].type):
+            is_bytes = np.dtype(column.dtype).kind == "S" and not column.is_text
+            if is_bytes and column.name in columns and is_text(columns[column.name].type):
                 columns[column.name] = columns[column.name].cast(pa.large_binary())
         for name, value in self.constants.items():
             kind = None

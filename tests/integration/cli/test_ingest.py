@@ -356,6 +356,68 @@ def test_columns_of_ones_own_and_row_numbers(run_here, made, tmp_path, monkeypat
         assert "region must fit uint16" in outcome.err
 
 
+TOWNS = """
+from dataclasses import dataclass
+from tiered_index import KeyedIndexItem, column
+
+@dataclass(frozen=True, kw_only=True)
+class Visit(KeyedIndexItem):
+    town: str = column("text", width=12)
+    guide: str = column("text", width=4, default="née")
+"""
+VISITS = [
+    {"topic": "t", "key": "k", "queue_id": 0, "offset": n, "size": 0, "timestamp_ms": BEGIN_MS, "town": town}
+    for n, town in enumerate(["日本語の", "Ελλάδα", "cafe", 'a,"b"', ""])
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
+def test_text_columns_are_text_in_and_out(run_here, made, tmp_path, monkeypatch, kind):
+    (tmp_path / "visits_of_tests.py").write_text(TOWNS)
+    monkeypatch.chdir(tmp_path)
+
+    def written(name, rows):
+        path, table = tmp_path / f"{name}.{kind}", pyarrow.Table.from_pylist(rows)
+        if kind == "parquet":
+            pyarrow.parquet.write_table(table, path)
+        elif kind == "csv":
+            pyarrow.csv.write_csv(table, path)
+        else:
+            path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        return path
+
+    def seen(rows):
+        return {row["offset"]: (row["town"], row["guide"]) for row in rows}
+
+    expected = {row["offset"]: (row["town"], "née") for row in VISITS}
+    where, own = ("--root", made.root, "--storage", made.uri, *SMALL), ("--item-type", "visits_of_tests:Visit")
+    assert run_here("ingest", written("visits", VISITS), *own, *where, "--json", "--wait").document["entries"] == 5
+    asked = ("query", "t", "k", "--root", made.root)
+    assert seen(run_here(*asked, "--json").document["items"]) == expected
+    assert re.search(r" 日本語の +née *\n", run_here(*asked).out)
+    for form in ("ndjson", "csv", "parquet"):
+        out = tmp_path / f"out.{form}"
+        assert run_here("export", "--root", made.root, "--out", out).code == 0
+        if form == "csv":
+            rows = pyarrow.csv.read_csv(out).to_pylist()
+        elif form == "parquet":
+            rows = pyarrow.parquet.read_table(out).to_pylist()
+        else:
+            rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert seen(rows) == expected
+    dumped = run_here("dump", next(made.root.rglob("*.index"))).out.splitlines()
+    assert seen(json.loads(line) for line in dumped[:-1]) == expected
+    again = ("--root", tmp_path / "again", "--storage", f"file://{tmp_path}/again-objects", *SMALL)
+    assert run_here("import", out, *again, "--json").document["put"] == 5
+    assert seen(run_here(*asked[:3], *again[:2], "--json").document["items"]) == expected
+    # an error for a wrong text; a constant is text, too
+    long = written("long", [{**row, "offset": 10 + n, "town": "12345678901é"} for n, row in enumerate(VISITS[:1])])
+    told = run_here("ingest", long, *own, *where)
+    assert "town must be text of at most 12 bytes in UTF-8, and '12345678901é' has 13" in told.err
+    assert run_here("ingest", long, "--constant", "town=Zürich", "--constant", "guide=x", *where, "--restart").code == 0
+    assert seen(run_here(*asked, "--json").document["items"])[10] == ("Zürich", "x")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, text_of, texts
 from tiered_index.kernels import compiled_views
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import AnswerRows, Array, encode_cursor, order_key, query_digest
@@ -47,6 +47,8 @@ class AnswerForm:
     def __init__(self, schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None) -> None:
         self.item_type = item_type
         self._extra = [c.name for c in schema.extra]
+        self._texts = schema.text_columns
+        self._text_places = [place for place, c in enumerate(schema.extra) if c.is_text]
         self._sources = sources
         # these classes only store their fields
         self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
@@ -67,6 +69,8 @@ class AnswerForm:
         for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
             if sources is not None:
                 more[-1] = sources[more[-1]]
+            for place in self._text_places:
+                more[place] = text_of(more[place])
             fields: dict[str, Any] = {
                 "topic": topic,
                 "topic_id": topic_id,
@@ -122,7 +126,9 @@ class AnswerForm:
         else:
             columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
         for name in rows.dtype.names or ():
-            if name != "second":
+            if name in self._texts:
+                columns[name] = texts(rows[name])
+            elif name != "second":
                 columns[name] = rows[name].tolist() if rows[name].dtype.kind == "V" else rows[name].copy()
         return table_of(columns, self.item_type)
 

@@ -197,6 +197,8 @@ def message_row(
 
 def _extra_value(column: Column, value: Any) -> Any:
     dtype = np.dtype(column.dtype)
+    if column.is_text:
+        return _stored_text(column.name, value, dtype.itemsize)
     try:
         if dtype.kind in "iu":
             number = operator.index(value)
@@ -214,6 +216,28 @@ def _extra_value(column: Column, value: Any) -> Any:
     if dtype.kind == "S":
         raise InvalidArgument(f"{column.name} must be bytes, at most {dtype.itemsize}, not {value!r:.80}")
     raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
+
+
+def _stored_text(name: str, value: Any, width: int) -> bytes:
+    """Return a text, or bytes of UTF-8, as a text column of `width` bytes stores it. Raises `InvalidArgument`."""
+    try:
+        if isinstance(value, str):
+            stored = joined_pairs(value).encode()
+        elif isinstance(value, bytes | bytearray | memoryview):
+            stored = bytes(value)
+            stored.decode()
+        else:
+            raise InvalidArgument(f"{name} must be text, not {value!r:.80}")
+    except UnicodeError as error:
+        has = "half a surrogate pair" if isinstance(error, UnicodeEncodeError) else "bytes that are not UTF-8"
+        raise InvalidArgument(f"{name} must be text, and {value!r:.80} has {has}") from error
+    if len(stored) > width:
+        raise InvalidArgument(
+            f"{name} must be text of at most {width:,} bytes in UTF-8, and {value!r:.80} has {len(stored):,}"
+        )
+    if b"\0" in stored:
+        raise InvalidArgument(f"{name} must be text without NUL, not {value!r:.80}")
+    return stored
 
 
 def column_defaults(item_type: type[IndexItem] | None) -> dict[str, Any]:
@@ -413,7 +437,7 @@ def _text(name: str, values: Any) -> Any:
                 raise InvalidArgument(f"column {name!r} must be text, row {row} is {value!r:.80}") from error
         return list(values)
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if _is_text(kind):
         return array
     if len(array):
         raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
@@ -502,6 +526,8 @@ def _integers(name: str, values: Any) -> npt.NDArray[Any]:
 def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
     name, dtype = column.name, np.dtype(column.dtype).newbyteorder("=")
     numbers: npt.NDArray[Any]
+    if column.is_text:
+        return _text_column(name, values, dtype)
     if dtype.kind == "S":
         return _bytes_column(name, values, dtype)
     if dtype.kind == "f":
@@ -526,9 +552,56 @@ def _bytes_column(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[A
     wanted = f"bytes, at most {dtype.itemsize}"
     array = _arrow(name, values, wanted)
     kind = array.type
-    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
+    if not _is_bytes(kind):
         if len(array):
             raise InvalidArgument(f"column {name!r} must be {wanted}, not {kind}")
     elif len(array) and pc.max(pc.binary_length(array)).as_py() > dtype.itemsize:
         raise InvalidArgument(f"column {name!r} must be {wanted}, but has longer values")
     return np.array(array.to_pylist(), dtype)
+
+
+def _text_column(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a column of text, or of bytes of UTF-8, as UTF-8 that is filled with NUL bytes to its width."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "SV":
+        values = values.tolist()
+    wanted = f"text of at most {dtype.itemsize:,} bytes"
+    try:
+        array = _arrow(name, values, wanted)
+    except InvalidArgument as error:
+        if not isinstance(error.__cause__, UnicodeEncodeError):
+            raise
+        # Arrow has neither half a surrogate pair nor one as two characters, which is a text
+        return np.array(_stored_texts(name, values, dtype.itemsize), dtype)
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if not (_is_text(kind) or _is_bytes(kind)):
+        if len(array):
+            raise InvalidArgument(f"column {name!r} must be {wanted}, not {array.type}")
+        return np.zeros(0, dtype)
+    stored = (array.dictionary_decode() if kind != array.type else array).cast(pa.large_binary())
+    try:
+        texts = stored.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return np.array(_stored_texts(name, stored.to_pylist(), dtype.itemsize), dtype)
+    is_wrong = pc.or_(pc.greater(pc.binary_length(stored), dtype.itemsize), pc.match_substring(stored, "\0"))
+    if pc.any(is_wrong).as_py():
+        _stored_texts(name, texts.to_pylist(), dtype.itemsize)
+    return np.array(stored.to_pylist(), dtype)
+
+
+def _stored_texts(name: str, values: Any, width: int) -> list[bytes]:
+    """Return the texts of a column as `_stored_text`, whose errors name the row, too."""
+    stored = []
+    for row, value in enumerate(values):
+        try:
+            stored.append(_stored_text(f"column {name!r}", value, width))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error} (row {row:,})") from error
+    return stored
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

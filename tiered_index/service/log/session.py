@@ -263,7 +263,7 @@ def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: st
 
 def _declared(descriptor: IndexDescriptor) -> str:
     schema = descriptor.layout.schema
-    extra = ", ".join(f"{c.name}: {c.dtype}" for c in schema.extra)
+    extra = ", ".join(f"{c.name}: {c.spoken_type}" for c in schema.extra)
     return f"{schema.name}({extra})"
 
 

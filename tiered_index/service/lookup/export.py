@@ -74,7 +74,7 @@ class Export(Iterator[pa.RecordBatch]):
 
     - Columns: topic (text; null if a file names none), topic_id, queue_id, offset, size, timestamp_ms (int64, by whole
       seconds), key_hash, and the extra columns of the schema. Numbers have their stored width (half floats: float32),
-      bytes are binary.
+      bytes are binary, text columns are strings.
     - `entries` and `checksum` (u64, see `entries_checksum`) cover the batches so far.
     - `most_entries` bounds the number of entries.
     - `log_number` is the position of the storage's log.
@@ -257,7 +257,8 @@ def export_schema(schema: Schema) -> Any:
         dtype = np.dtype(column.dtype)
         # few programs know half floats
         kind = np.dtype("f4") if dtype.str == ">f2" else dtype.newbyteorder("=")
-        fields[column.name] = pa.binary() if dtype.kind == "S" else pa.from_numpy_dtype(kind)
+        is_bytes = dtype.kind == "S"
+        fields[column.name] = pa.string() if column.is_text else pa.binary() if is_bytes else pa.from_numpy_dtype(kind)
     return pa.schema(fields)
 
 
@@ -270,8 +271,11 @@ def entries_checksum(batch: pa.RecordBatch, schema: Schema) -> int:
     for name in schema.item.names or ():
         if name not in ("topic_id", "time_diff_s"):
             column = batch.column(name)
-            is_bytes = items.dtype[name].kind == "S"
-            items[name] = column.to_pylist() if is_bytes else column.to_numpy(zero_copy_only=False)
+            if items.dtype[name].kind == "S":
+                # NumPy encodes no text beyond ASCII
+                items[name] = column.cast(pa.binary()).to_pylist()
+            else:
+                items[name] = column.to_numpy(zero_copy_only=False)
     topics = batch.column("topic").dictionary_encode()
     # the last one is that of rows without a topic
     ids = np.array([*map(assigned_topic_id, topics.dictionary.to_pylist()), 0], np.int32)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import HashRule, joint_rule
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, text_of
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit.entries import (
     ALL_TIME,
@@ -267,13 +267,14 @@ def may_hold(
 
 
 def _difference(row: Any, schema: Schema) -> Difference:
-    identity = _fields(row["identity"], identity_dtype(schema))
+    identity = _fields(row["identity"], identity_dtype(schema), schema)
 
     def side(name: str) -> dict[str, Any] | None:
         one = row[name]
         if one is None:
             return None
-        return _fields(one["value"], value_dtype(schema)) | ({} if one["wrong"] is None else {"topic": one["wrong"]})
+        value = _fields(one["value"], value_dtype(schema), schema)
+        return value | ({} if one["wrong"] is None else {"topic": one["wrong"]})
 
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
     held = row["held"]
@@ -281,5 +282,6 @@ def _difference(row: Any, schema: Schema) -> Difference:
     return Difference(*names, *place, side("said"), side("held"), None if held is None else held["object"])
 
 
-def _fields(cell: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:
-    return dict(zip(dtype.names or (), np.frombuffer(cell, dtype)[0].item(), strict=True))
+def _fields(cell: bytes, dtype: np.dtype[Any], schema: Schema) -> dict[str, Any]:
+    values = zip(dtype.names or (), np.frombuffer(cell, dtype)[0].item(), strict=True)
+    return {name: text_of(value) if name in schema.text_columns else value for name, value in values}

@@ -109,7 +109,8 @@ def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:
     columns = {field.name: field.type for field in _COLUMNS}
     for extra in schema.caller_columns:
         dtype = np.dtype(extra.dtype)
-        kind = pa.binary() if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
+        of_bytes = pa.string() if extra.is_text else pa.binary()
+        kind = of_bytes if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
         if kind is None or extra.name.lower() in map(str.lower, columns):
             lacks = f"has type {extra.dtype}, which Spark lacks"
             problem = lacks if kind is None else "has a name that another column has in Spark"

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.arrow import array_of
+from tiered_index.format.schema import Column as StoredColumn
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
@@ -47,7 +48,7 @@ Array = npt.NDArray[Any]
 def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     """Return (name, type) of the columns of an entry in an answer."""
     plain = [(field.name, field.type) for field in _ENTRY]
-    return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
+    return plain + [(column.name, _arrow_type(column)) for column in schema.extra]
 
 
 def column_names(schema: Schema, *, messages: str | None) -> list[str]:
@@ -68,8 +69,11 @@ def answer_schema(plan: LookupPlan) -> pa.Schema:
     return pa.schema([*own, *entry_columns(plan.schema)])
 
 
-def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
+def _arrow_type(column: StoredColumn) -> pa.DataType:
     """Return a type of Spark for all values of a stored column."""
+    if column.is_text:
+        return pa.string()
+    dtype = np.dtype(column.dtype)
     if dtype.kind in "iu":
         return pa.decimal128(20, 0) if dtype.kind == "u" and dtype.itemsize == 8 else pa.int64()
     return pa.float64() if dtype.kind == "f" else pa.binary()
