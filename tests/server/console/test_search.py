@@ -474,3 +474,34 @@ def test_a_stream_that_failed_is_continued_from_its_cursor(opened, service, monk
     page.get_by_role("button", name="Try again").click()
     expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
     assert len(cursors) == 3 and cursors[2] == cursors[1] != cursors[0]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "told"),
+    [
+        (
+            "1761964200",
+            "1761966000",
+            [
+                "Searched from 1970-01-21 09:26:04Z to 1970-01-21 09:26:06Z.",
+                "1761964200 is read as milliseconds; did you mean 1761964200000?",
+                "1761966000 is read as milliseconds; did you mean 1761966000000?",
+            ],
+        ),
+        ("1761955200000", "2025-11-01", ["Searched from 2025-11-01 00:00:00Z to 2025-11-01T23:59:59Z."]),
+        ("2025-11-01 02:00", "", ["Searched from 2025-11-01T02:00:00Z to now."]),
+        ("", "1761966000000", ["Searched from the beginning to 2025-11-01 03:00:00Z."]),
+        ("", "", []),
+    ],
+    ids=["seconds", "both", "begin", "end", "none"],
+)
+def test_the_time_range_of_a_search_is_shown_and_seconds_are_questioned(opened, service, begin, end, told):
+    """With matches and without: a number of seconds is a time of 1970 as milliseconds."""
+    page = opened(service)
+    for label, value in (("From", begin), ("To", end)):
+        page.get_by_label(label, exact=True).fill(value)
+    search(page, key="order-4711")
+    is_found = not begin.startswith("17619642")
+    expect(status(page)).to_have_text(re.compile("^1 entry" if is_found else "^No match for key order-4711"))
+    notes = page.locator("#said p").filter(has_text=re.compile("^Searched from|is read as milliseconds"))
+    expect(notes).to_have_text(told)
