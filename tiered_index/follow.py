@@ -37,7 +37,7 @@ _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
 # Prefixes of the names of followed sources: only a follower may set their positions
-FOLLOWED = ("rocketmq:", "rocketmq-tags:", "kafka:", "kafka-key:", "kafka-begin:")
+FOLLOWED = ("rocketmq:", "rocketmq-tags:", "kafka:", "kafka-key:", "kafka-begin:", "kafka-epoch:")
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 
@@ -84,6 +84,11 @@ class Lag:
     end_offset: int
     bytes: int
     seconds: float | None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing is known: what can be seen is read, and not all can be seen."""
+        return self.bytes == 0 and self.seconds is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,6 +568,8 @@ class Follower:
         if max_lag_s is None:
             return None
         lag = self.source.lag()
+        if lag.is_unknown:
+            return "follow: how far the index is behind the source is not known"
         behind = f"follow: {lag.bytes:,} {self.source.unit}"
         if lag.seconds is None:
             return f"{behind} behind the source, and how many seconds is not known yet"
@@ -578,7 +585,10 @@ class Follower:
         archived = 0 if self.archiving is None else self.archiving.archived
         return {
             f"follow_position_{unit}": (place, self.position),
-            f"follow_lag_{unit}": (f"{unit.capitalize()} behind the end of the source's log.", lag.bytes),
+            f"follow_lag_{unit}": (
+                f"{unit.capitalize()} behind the end of the source's log; NaN if unknown.",
+                math.nan if lag.is_unknown else lag.bytes,
+            ),
             "follow_lag_seconds": ("Seconds behind the newest message; NaN if unknown.", seconds),
             "follow_messages_total": ("Messages that were read.", self.messages),
             "follow_lost_ranges_total": (

@@ -167,24 +167,24 @@ def test_records_of_a_log_that_was_empty_before_are_not_lost_without_a_report(
         ingest(index, servers, topic)
 
 
-@pytest.mark.parametrize("restart_at", ["begin", "end"])
-def test_a_log_that_was_cut_below_its_archived_records_is_archived_on_as_another_one(
-    index, cluster, servers, topic, made, producing, monkeypatch, restart_at
+@pytest.mark.parametrize("kept", [BEFORE - 5, 0])
+def test_a_log_that_was_cut_is_read_from_its_end_and_archived_on_as_another_one(
+    index, cluster, servers, topic, made, producing, monkeypatch, kept
 ):
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}.id_in", lambda _: "a" * 32)
     archive(index, servers, topic)
     cluster.delete(topic)
     cluster.create(topic)
-    producing.send(topic, records("old", BEFORE - 5))
-    with pytest.raises(OffsetOutOfRange):
-        ingest(index, servers, topic)
-    ingest(index, servers, topic, restart_at=restart_at)
+    producing.send(topic, records("old", kept))
+    follower = ingest(index, servers, topic)
+    assert (follower.messages, told(follower)) == (0, [("rewritten", kept, BEFORE)])
+    assert f"its log was cut: it had offset {BEFORE} next, and its log has" in follower.losses[0].problem
     producing.send(topic, records("new", 20))
     archive(index, servers, topic)
     new = {one.offset: one.key for one in archived(index) if one.key.startswith(b"new")}
-    assert new == {BEFORE - 5 + n: b"new-%d" % n for n in range(20)}
-    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 5 + n)} for n in range(20))
+    assert new == {kept + n: b"new-%d" % n for n in range(20)}
+    assert all(places(index, topic, f"new-{n}") == {(0, kept + n)} for n in range(20))
 
 
 # without ids, a log none of whose records was put looks like any other log: it is read
@@ -252,6 +252,28 @@ def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
     follower = followed_beyond_a_cut(index, cluster, servers, topic, producing)
     assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
     assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
+
+
+def test_a_log_that_was_cut_and_grew_again_between_two_runs_is_told_by_the_epochs_of_records(
+    index, cluster, servers, topic, made, producing, monkeypatch
+):
+    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
+    assert ingest(index, servers, topic).messages == BEFORE
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, records("old", BEFORE - 20))
+    for _ in range(3):  # elections, each with an epoch of its own
+        cluster.lead(topic, 0, 1)
+    producing.send(topic, records("new", 40))
+    follower = ingest(index, servers, topic)
+    assert (follower.messages, told(follower)) == (40, [("rewritten", BEFORE - 20, BEFORE)])
+    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
+    # an election alone cuts nothing
+    cluster.lead(topic, 0, 1)
+    producing.send(topic, records("more", 5))
+    for count in (5, 0):
+        follower = ingest(index, servers, topic)
+        assert (follower.messages, follower.loss_count) == (count, 0)
 
 
 def test_a_loss_is_reported_once_though_the_broker_goes_away(

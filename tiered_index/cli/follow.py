@@ -84,7 +84,7 @@ class StatusLines:
         problems = [*follower.index.health()["problems"], *follower.problems()]
         seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
         behind = f"{_distance(lag.bytes, follower.source.unit)}{seconds} behind"
-        if lag.bytes == 0 and lag.seconds is None:
+        if lag.is_unknown:
             behind = "lag unknown"
         detail = f"{human_count(follower.entries)} entries, {behind}"
         self._progress.update(position, "; ".join([detail, *problems]))

@@ -12,7 +12,7 @@ partition may change:
 | a position out of the log's range | the partition stops; with `restart_at` it continues at the log's begin or end |
 | a partition that the login may no longer read, or that is damaged | the partition stops |
 | an open transaction | records behind it count as lag; if it stays open, it is named |
-| a log that was cut and grew again, as the client reports | it is read again from the first other record |
+| a log that was cut, as the client or epochs show | it is read again from its end or the first other record |
 | offsets without a record (compacted, control records, aborted) | the position passes them |
 
 A topic that was deleted and created again has another id. Each name has the id of its topic. Every few seconds the
@@ -36,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
@@ -88,7 +89,15 @@ from tiered_index.kafka.client import (
     record_of,
 )
 from tiered_index.kafka.keys import Keys
-from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name, archived_end, keys_in, positions_by_store
+from tiered_index.kafka.names import (
+    BEGIN_PREFIX,
+    EPOCH_PREFIX,
+    KEYS_PREFIX,
+    Name,
+    archived_end,
+    keys_in,
+    positions_by_store,
+)
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time, inclusive
 
@@ -108,6 +117,8 @@ _LONG_AGO_S = float("-inf")
 _PATIENCE_S = 60.0
 # Most records before a position that are compared, and most entries of one key and second that are read for one
 _COMPARED, _ALIKE = 100, 10_000
+# Offsets before the position that are read again when a partition is taken up
+_READ_AGAIN = 10
 # Most topics whose leaders are asked for again at a look
 _RENEWED = 20
 # Most archived records that are compared with those of a broker
@@ -143,6 +154,9 @@ class Partition:
     target: int | None = None
     at_end: bool = False
     newest_ms: int | None = None
+    # The epoch of the leader that wrote the last put record; None: unknown. Earlier records have no greater one, unless
+    # the log was cut and grew again
+    epoch: int | None = None
     # The end of the log that the client saw last
     high: int = 0
     # The position at which this run took it up, and the mean size of a record that it read
@@ -191,6 +205,7 @@ class _Read(NamedTuple):
     partition: Partition
     batch: Batch
     newest_ms: int | None
+    epoch: int | None
 
 
 _NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
@@ -526,6 +541,7 @@ class KafkaSource:
             name, position = put
             partition = Partition(name._replace(topic_id=topic_id or name.topic_id), position, position, high=end)
             partition.newest_ms = None if before is None else before.newest_ms
+            partition.epoch = before.epoch if before else self.index.durable_position(f"{EPOCH_PREFIX}{name}")
             is_other = bool(name.topic_id and topic_id) and topic_id != name.topic_id
             if before is None and self.restart:
                 same_log = not is_other and (bool(name.topic_id) or self._is_archived_log(name, begin) is not False)
@@ -537,7 +553,11 @@ class KafkaSource:
         partition.begun = partition.position if before is None else before.begun
         # behind the log's end only the client's answer counts: the log may have been cut
         partition.target = None if self.follow or partition.read > end else end
-        self._consumer.incremental_assign([kafka.TopicPartition(*place, partition.read)])
+        # some records before the position are read again, unless they were compared now: their epochs show a cut
+        is_compared = before is not None and before.is_out_of_range
+        is_checked = partition.epoch is not None and not is_compared and begin < partition.read <= end
+        at = max(begin, partition.read - _READ_AGAIN) if is_checked else partition.read
+        self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
         self._assigned.add(place)
         self._partitions[place] = partition
         self._waiting.discard(place)
@@ -562,6 +582,7 @@ class KafkaSource:
         """Continue at an offset, under the name of another generation."""
         partition.name = partition.name.begun_again(same_log=same_log)
         partition.position = partition.read = at
+        partition.epoch = None
         if not same_log:
             self._begin_log(partition)
 
@@ -579,12 +600,22 @@ class KafkaSource:
         Raises `OffsetOutOfRange` without `restart_at`.
         """
         position, is_archived = partition.position, self._is_archived_log(partition.name, begin)
+        archived = archived_end(self.index.segment_archive.state(), partition.name.store)
+        is_cut = position > end
         if not is_lost and is_archived is not None:
             if not is_archived:
                 self._start_anew(partition, begin, "a record is not the one that was archived", same_log=False)
+            return
+        found, other = self._compared(partition, begin, end) if begin <= position else (False, None)
+        # without an id only records tell a log that was cut from that of another topic
+        is_same_topic = is_lost and bool(partition.name.topic_id)
+        if is_cut and (found or is_same_topic):
+            at = (end if other is None else other) if found else begin
+            why = f"its log was cut: it had offset {position:,} next, and its log has {inclusive(begin, end)}"
+            same_log = is_archived is not False and (archived or 0) <= at
+            self._start_anew(partition, at, why, same_log)
         elif begin <= position <= end:
-            found, other = self._compared(partition, begin)
-            has_archive = archived_end(self.index.segment_archive.state(), partition.name.store) is not None
+            has_archive = archived is not None
             if is_lost and other is not None:  # else a replica was behind its leader
                 why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
                 # records before the cut may wait for the archive
@@ -600,16 +631,15 @@ class KafkaSource:
             loss = _gap(partition, begin, end, target)
             if target < position:
                 # records behind a cut may be archived: then the log has others at their offsets
-                archived = archived_end(self.index.segment_archive.state(), partition.name.store) or 0
-                self._begin_again(partition, target, same_log=is_archived is True and archived <= end)
+                self._begin_again(partition, target, same_log=is_archived is True and (archived or 0) <= end)
             self._pending.append(self._passed(partition, target, loss))
 
-    def _compared(self, partition: Partition, begin: int) -> tuple[bool, int | None]:
+    def _compared(self, partition: Partition, begin: int, end: int) -> tuple[bool, int | None]:
         """Return whether one of the last records before the position is in the index, and the first one after it that
-        is not.
+        is not. The log has offsets [`begin`, `end`).
         """
-        other, position, keys_of = None, partition.position, self.all_keys().of
-        records = list(self.broker.records(partition.key, max(begin, position - _COMPARED), position))
+        other, until, keys_of = None, min(partition.position, end), self.all_keys().of
+        records = list(self.broker.records(partition.key, max(begin, until - _COMPARED), until))
         for record in reversed(records):
             keys = keys_of(record)
             if not keys:
@@ -775,7 +805,7 @@ class KafkaSource:
     def _hand_over(self) -> Generator[Batch, None, None]:
         """Yield the batches that were read. If one is not put, it and the later ones stay pending."""
         while self._pending:
-            partition, batch, newest_ms = self._pending[0]
+            partition, batch, newest_ms, epoch = self._pending[0]
             begun_s = time.monotonic()
             yield batch
             # a put may wait for long, and that is no silence of the brokers
@@ -783,6 +813,10 @@ class KafkaSource:
             self._pending.popleft()
             partition.position = max(partition.position, batch.position)
             partition.newest_ms = newest_ms or partition.newest_ms
+            # after the records: an older epoch than theirs only makes the records be compared
+            if epoch is not None and epoch != partition.epoch:
+                yield Batch(source=f"{EPOCH_PREFIX}{batch.source}", position=epoch, columns=_NO_ENTRIES)
+                partition.epoch = epoch
 
     def _take_in(self, messages: Iterable[Any]) -> None:
         """Sort the client's records into batches, and note its errors."""
@@ -817,6 +851,11 @@ class KafkaSource:
             several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
             if partition is None or place not in self._assigned:
                 continue
+            known = bisect_left(several, partition.read, key=_offset_of)
+            several, read_again = several[known:], several[:known]
+            if any((one.leader_epoch() or 0) > (partition.epoch or 0) for one in read_again):
+                resets.add(place)
+                continue
             if place not in failed:
                 self._failed.pop(place, None)
             if not partition.is_done():
@@ -837,7 +876,7 @@ class KafkaSource:
     def _passed(self, partition: Partition, end: int, *losses: Loss) -> _Read:
         partition.read = end
         batch = Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES, losses=losses)
-        return _Read(partition, batch, None)
+        return _Read(partition, batch, None, None)
 
     def _read(self, partition: Partition, messages: list[Any]) -> _Read:
         """Return the batch of messages of one partition, which are in order of offset."""
@@ -880,7 +919,7 @@ class KafkaSource:
             source=str(partition.name), position=end, columns=columns, messages=len(messages), left_out=left_out
         )
         partition.read = end
-        return _Read(partition, batch, newest_ms)
+        return _Read(partition, batch, newest_ms, messages[-1].leader_epoch())
 
     def _slow_keys(self, messages: list[Any]) -> tuple[Any, Any]:
         """Return the keys, one a row, and the number of each key's record."""
@@ -981,6 +1020,10 @@ def _problem_of(answer: Future[Any], what: str) -> str | None:
     except kafka.KafkaException as error:
         failed = [error.args[0]]
     return str(error_of(failed[0], what)) if failed else None
+
+
+def _offset_of(message: Any) -> int:
+    return int(message.offset())
 
 
 def _place_of(message: Any) -> str:

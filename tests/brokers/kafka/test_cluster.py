@@ -1,4 +1,4 @@
-"""A cluster of three brokers: an election, and followers that are killed meanwhile."""
+"""A cluster of three brokers: elections clean and unclean, and followers that are killed meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.brokers.kafka.checked import assert_found, by_place
 from tests.brokers.kafka.topics import Topics
-from tests.kafka.followed import archive, archived, source_of
+from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.kafka.killed import HASTY, open_index
 from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
@@ -52,6 +52,52 @@ def test_a_leader_that_is_killed_and_comes_back_while_it_is_followed(cluster, in
     assert by_place(list(archived(index))) == logged
     assert len(logged) == sent
     assert_found(index, topic, logged)
+
+
+def test_an_unclean_election_is_told_by_a_follower_and_by_the_next_run(cluster, index, topic):
+    """The log of topic "read" is cut and grows again while no run reads it."""
+    topics, followed, read = Topics(cluster.servers), f"{topic}.followed", f"{topic}.read"
+    first, second = list(cluster.brokers)[:2]
+    for one in (followed, read):
+        topics.create(one, on=[[first, second]], min_insync_replicas=1, unclean_leader_election_enable="true")
+    producing = Producing(cluster.servers, acks="all", **_HASTY)
+
+    def send(one: str, name: str, count: int) -> None:
+        producing.send(one, [{"key": f"{name}-{n}", "value": "v"} for n in range(count)])
+
+    def send_both(name: str, count: int) -> None:
+        for one in (followed, read):
+            send(one, name, count)
+
+    send_both("old", 20)
+    # the second replica misses records, and then leads alone
+    cluster.brokers[second].kill()
+    until(lambda: all(topics.in_sync(one) == [first] for one in (followed, read)), every_s=0.05)
+    send_both("lost", 10)
+    assert ingest(index, cluster.servers, read, settings=HASTY).messages == 30
+    source = source_of(index, cluster.servers, followed, follow=True, settings=HASTY)
+    with Follower(index, source, note=print) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 30, every_s=0.05)
+        cluster.brokers[first].kill()
+        cluster.brokers[second].start()
+        try:
+            until(lambda: follower.loss_count == 1 and source.lag().seconds is not None, every_s=0.05)
+            send(read, "new", 15)
+            # the offset that was read next is in the log again
+            run = ingest(index, cluster.servers, read, settings=HASTY)
+            send(followed, "new", 15)
+            until(lambda: follower.messages == 45, every_s=0.05)
+        finally:
+            cluster.brokers[first].start()
+        follower.end()
+    index.flush()
+    for one, told in ((followed, follower.losses), (read, run.losses)):
+        assert [(loss.kind, loss.begin, loss.end) for loss in told] == [("rewritten", 20, 30)]
+        assert [record.key for record in topics.records(one)[20:]] == [b"new-%d" % n for n in range(15)]
+        assert all(places(index, one, f"new-{n}") == {(0, 20 + n)} for n in range(15))
+        again = ingest(index, cluster.servers, one, settings=HASTY)
+        assert (again.messages, again.loss_count) == (0, 0)
 
 
 def test_followers_that_are_killed_twenty_times_under_load(cluster, topic, tmp_path):

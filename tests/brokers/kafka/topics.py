@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -21,10 +21,13 @@ class Topics:
         self.servers = servers
         self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
-    def create(self, topic: str, partitions: int = 1, replicas: int = 1, **config: object) -> None:
-        """Make a topic; `config` has its settings, with `_` for each dot."""
+    def create(
+        self, topic: str, partitions: int = 1, replicas: int = 1, on: Sequence[Sequence[int]] = (), **config: object
+    ) -> None:
+        """Make a topic; `config` has its settings, with `_` for each dot. `on`: the brokers of each partition."""
         settings = {name.replace("_", "."): str(value) for name, value in config.items()}
-        made = self.admin.create_topics([NewTopic(topic, partitions, replicas, config=settings)])
+        where = {"replica_assignment": on} if on else {"replication_factor": replicas}
+        made = self.admin.create_topics([NewTopic(topic, partitions, config=settings, **where)])
         made[topic].result(_WAIT_S)
         until(lambda: self._partitions(topic) == partitions, every_s=0.02)
 
@@ -56,6 +59,10 @@ class Topics:
     def _partitions(self, topic: str) -> int:
         found = self.admin.list_topics(timeout=10).topics.get(topic)
         return 0 if found is None or found.error is not None else len(found.partitions)
+
+    def in_sync(self, topic: str, partition: int = 0) -> list[int]:
+        """Return the brokers that have all of a partition's log."""
+        return list(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].isrs)
 
     def range(self, topic: str, partition: int = 0) -> tuple[int, int]:
         """Return the first offset of a partition, and its high watermark."""
