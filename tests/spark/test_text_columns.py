@@ -1,0 +1,79 @@
+"""Text columns through Spark: strings in a build, a write, a lookup, a scan, the table function and an audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from tests.spark.entries import BEGIN_MS, messages, write_parquet
+from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
+from tiered_index.errors import InvalidArgument
+from tiered_index.spark import audit, build, lookup, register
+from tiered_index.spark.datasource import lookup_function
+from tiered_index.spark.datasource.entries import EntrySource
+from tiered_index.spark.lookup.answers import entry_columns
+
+TEXTS = ["日本語の", "Ελλάδα", "", "cafe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(KeyedIndexItem):
+    town: str = column("text", width=12)
+
+
+def test_workers_read_texts_as_strings(tmp_path):
+    """The calls of Spark's workers, without a session."""
+    uri = f"file://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, item_type=Place) as index:
+        for offset, town in enumerate(TEXTS):
+            index.put("t", 0, "k", offset, 1, BEGIN_MS, town=town)
+        index.seal()
+        index.run_lifecycle()
+        assert dict(entry_columns(index.schema))["town"] == pa.string()
+    expected = dict(enumerate(TEXTS))
+    for options in ({}, {"topic": "t", "key": "k"}):
+        source = EntrySource(CaseInsensitiveDict({"path": uri, **options}))
+        reader = source.reader(source.schema())
+        rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        assert {row["offset"]: row["town"] for row in rows} == expected
+    function = lookup_function.LookupFunction()
+    try:
+        assert {row[4]: row[-1] for row in function.eval(uri, "t", "k")} == expected
+    finally:
+        function.terminate()
+
+
+@pytest.mark.long
+def test_texts_are_strings(spark, tmp_path):
+    uri, rows = f"file://{tmp_path}/index", messages(40, days=1).to_pylist()
+    for number, row in enumerate(rows):
+        row |= {"key": "k", "topic": "t", "town": TEXTS[number % 4]}
+    half = pa.Table.from_pylist(rows[:20])
+    config = IndexConfig(slots=64, items=100_000, item_type=Place, max_late_s=10**10)
+    build(spark, write_parquet(half, tmp_path / "half.parquet"), storage=uri, config=config)
+    register(spark)
+    rest = spark.createDataFrame(pa.Table.from_pylist(rows[20:]))
+    rest.coalesce(1).write.format("tiered_index").mode("append").save(uri)
+    expected = {row["offset"]: row["town"] for row in rows}
+
+    def seen(frame):
+        assert dict(frame.dtypes)["town"] == "string"
+        return {row.offset: row.town for row in frame.collect()}
+
+    keys = spark.createDataFrame([("t", "k")], "topic string, key string")
+    load = spark.read.format("tiered_index")
+    assert seen(load.load(uri)) == seen(load.option("topic", "t").option("key", "k").load(uri)) == expected
+    assert seen(lookup(spark, keys, storage=uri)) == expected
+    assert dict(spark.sql(f"SELECT * FROM tiered_index_lookup('{uri}', 't', 'k')").dtypes)["town"] == "string"
+    with IndexReader.open(uri) as reader:
+        assert {item.offset: item.town for item in reader.query("t", "k")} == expected
+    rows[3]["town"] = "Zürich"
+    source = write_parquet(pa.Table.from_pylist(rows), tmp_path / "source.parquet")
+    [wrong] = audit(spark, source, storage=uri).differences.listed
+    assert (wrong.expected["town"], wrong.found["town"]) == ("Zürich", "cafe")
+    long = pa.Table.from_pylist([{**rows[0], "town": "é" * 7}])
+    with pytest.raises(InvalidArgument, match="column 'town' must be text of at most 12 bytes in UTF-8, and 'ééééééé'"):
+        build(spark, write_parquet(long, tmp_path / "long.parquet"), storage=uri, mode="append")
