@@ -26,6 +26,7 @@ from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexErr
 from tiered_index.retention import Expired
 from tiered_index.service.answers.validation import as_mapping, distinct_topics, numbers_of
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.reads import READ_PREFIX, UNREAD_PREFIX
 from tiered_index.service.log.records import LostObject, RangeKind, SourceRange
 from tiered_index.types import inclusive
 
@@ -37,7 +38,8 @@ _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
 # Prefixes of the names of followed sources: only a follower may set their positions
-FOLLOWED = ("rocketmq:", "rocketmq-tags:", "kafka:", "kafka-key:", "kafka-begin:", "kafka-epoch:")
+_OF_KAFKA = ("kafka:", "kafka-key:", "kafka-begin:", "kafka-epoch:")
+FOLLOWED = ("rocketmq:", "rocketmq-tags:", *_OF_KAFKA, READ_PREFIX, UNREAD_PREFIX)
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from operator import attrgetter
@@ -252,6 +252,19 @@ class Explain:
         return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
 
 
+class TopicBounds(NamedTuple):
+    """The bounds of `Freshness.as_of_ms` by topic, in epoch milliseconds.
+
+    - `read_before_ms`: every record that a topic's source had before this time is in the index. 0: not known yet.
+    - `published_ms`: `as_of_ms` of the index, for all topics.
+    - `has_all_put`: the writer's root was read, so an answer lacks only entries of `read_before_ms` and later.
+    """
+
+    read_before_ms: Mapping[str, int]
+    published_ms: int | None = None
+    has_all_put: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
     """The time of the newest published entry of one index. A lookup in the storage can't see newer entries.
@@ -264,17 +277,38 @@ class Freshness:
     `not_asked` says why the newest state of the index was not read; None: it was. Either a root was read without its
     storage, or a newer writer has fenced this one. The answer then has all entries of the writer, and those of others
     that this writer knew. The other fields describe that state.
+
+    `bounds` bounds `as_of_ms` for lookups of topics whose source has partitions; None: it has none.
     """
 
     source: str
     as_of_ms: int | None
     positions: Mapping[str, int]
     not_asked: str | None = None
+    bounds: TopicBounds | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict; a `not_asked` of None is left out."""
         known = {"source": self.source, "as_of_ms": self.as_of_ms, "positions": dict(self.positions)}
         return known if self.not_asked is None else known | {"not_asked": self.not_asked}
+
+
+def freshness_of(freshness: tuple[Freshness, ...], topics: Iterable[str]) -> tuple[Freshness, ...]:
+    """Return the freshness of an answer about `topics`: its times are those up to which all of these were read."""
+    if not any(index.bounds is not None for index in freshness):
+        return freshness
+    asked, bounded = list(topics), []
+    for index in freshness:
+        bounds, as_of_ms = index.bounds, index.as_of_ms
+        if bounds is not None:
+            times = [bounds.read_before_ms[topic] // 1000 * 1000 for topic in asked if topic in bounds.read_before_ms]
+            if bounds.has_all_put and not times:
+                continue
+            published_ms = [] if bounds.published_ms is None else [bounds.published_ms]
+            has_entries = published_ms or bounds.has_all_put
+            as_of_ms = min([*published_ms, *times]) if has_entries else None
+        bounded.append(dataclasses.replace(index, as_of_ms=as_of_ms))
+    return tuple(bounded)
 
 
 # characters of a line in a terminal
@@ -316,14 +350,17 @@ class Provenance(NamedTuple):
     def joined(self, later: Provenance) -> Provenance:
         """Return the provenance of two pages or batches together.
 
-        The freshness is that of the first. `not_asked` is set if one of them has it. Each of the two can lack entries,
-        so the result names the topics and files of both.
+        The freshness is that of the first, with the earlier time. `not_asked` is set if one of them has it. Each of the
+        two can lack entries, so the result names the topics and files of both.
         """
         indexes = {index.source: index for index in self.freshness}
         for index in later.freshness:
             first = indexes.setdefault(index.source, index)
-            if first.not_asked is None and index.not_asked is not None:
-                indexes[index.source] = dataclasses.replace(first, not_asked=index.not_asked)
+            times = [one.as_of_ms for one in (first, index) if one.as_of_ms is not None]
+            as_of_ms = min(times) if first.as_of_ms is not None else None
+            not_asked = index.not_asked if first.not_asked is None else first.not_asked
+            if (as_of_ms, not_asked) != (first.as_of_ms, first.not_asked):
+                indexes[index.source] = dataclasses.replace(first, as_of_ms=as_of_ms, not_asked=not_asked)
         expired = [ms for ms in (self.expired_before_ms, later.expired_before_ms) if ms is not None]
         return Provenance(
             tuple(indexes.values()),

@@ -156,14 +156,16 @@ class Pages(Generic[R]):
             return ""
         if self._not_asked is not None:
             published_ms = self._not_asked.as_of_ms
-            known = "the storage: nothing" if published_ms is None else f"the storage as of {format_time(published_ms)}"
+            known = "the storage: nothing" if not published_ms else f"the storage as of {format_time(published_ms)}"
             return f" as far as the root knows ({known})"
         oldest = min(self.last.freshness, key=lambda index: (index.as_of_ms is None, index.as_of_ms or 0))
         several = (
             f" ({oldest.source}, the oldest of {len(self.last.freshness)})" if len(self.last.freshness) > 1 else ""
         )
         until = (
-            f"as of {format_time(oldest.as_of_ms)}"
+            "so far: its source was never read to its end"
+            if oldest.as_of_ms == 0
+            else f"as of {format_time(oldest.as_of_ms)}"
             if oldest.as_of_ms is not None
             else "so far: nothing is published yet"
             if self.last.expired_before_ms is None

@@ -25,6 +25,9 @@ place, size, time and key. Otherwise the log counts as another one. A topic that
 detected there. A log with archived records keeps its place in the archive even if records are read again. The
 exception: an id or an archived record shows that it is another log.
 
+At each look the source notes the ends of all logs. It keeps in the index up to which time each topic is read whole
+(`TopicRead`), and that it is behind. So answers are complete only up to this time.
+
 A partition that stops is named, and the others continue. With `follow` it is tried again at each look, unless it is
 damaged. Without `follow` its error is raised at the end of the run; if no partition is left, it is raised at once.
 Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
@@ -98,7 +101,9 @@ from tiered_index.kafka.names import (
     keys_in,
     positions_by_store,
 )
+from tiered_index.kafka.reads import Look, TopicRead
 from tiered_index.service.index import IndexService
+from tiered_index.service.log.reads import read_name, unread_name
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time, inclusive
 
 _log = logging.getLogger(__name__)
@@ -291,6 +296,11 @@ class KafkaSource:
         # Partitions that are read now, and the reason for each other one of the last look
         self._assigned: set[Place] = set()
         self._away: dict[Place, str] = {}
+        # How much of each topic is put; the begins of the last two looks, and of the first; whether something was put
+        # since it was told
+        self._reads: dict[str, TopicRead] = {}
+        self._looks_ms, self._begun_ms = (0, 0), 0
+        self._has_moved = False
         # the last time when all partitions answered
         self._well_s = _LONG_AGO_S
         self._pending: deque[_Read] = deque()
@@ -427,7 +437,7 @@ class KafkaSource:
 
         If there are no new records, only this shows that a leader is away or has returned. Raises `OffsetOutOfRange`.
         """
-        begins = not self._has_begun
+        begins, begun_ms = not self._has_begun, self.clock.now_ms()
         try:
             if begins:
                 found = first_metadata(self._consumer, self._setup)
@@ -437,6 +447,7 @@ class KafkaSource:
             if begins:
                 raise
             self._trouble = str(error)
+            self._note_looks(begun_ms, {})
             return
         known = [name for name, topic in found.topics.items() if topic.error is None]
         wanted = [name for name in known if self._is_wanted(name)]
@@ -490,7 +501,7 @@ class KafkaSource:
         ranges = self.broker.ranges(there)
         yield answers_of(ranges)
         durable = self._newest_names() if waiting else {}
-        away = {}
+        away, ends = {}, dict[Place, int]()
         for place in sorted(there):
             try:
                 log = range_in(ranges, place)
@@ -498,6 +509,7 @@ class KafkaSource:
                     self._take_up(place, durable.get(place), ids.get(place[0], ""), log.begin, log.end)
                 if place in self._partitions:
                     self._partitions[place].look_at(log, self.clock.now_ms())
+                    ends[place] = log.high
             except StorageUnavailable as error:
                 away[place] = str(error)
             except (StorageMisconfigured, CorruptFile) as error:
@@ -506,6 +518,49 @@ class KafkaSource:
         if not away and trouble is None and not unsure:
             self._well_s = time.monotonic()
         self._note_held(again=True)
+        whole = {topic for topic, _ in there} - {topic for topic, _ in there - ends.keys() | self._waiting}
+        looks: dict[str, dict[Name, int]] = {}
+        for place, end in ends.items():
+            if place[0] in whole:
+                looks.setdefault(place[0], {})[self._partitions[place].name] = end
+        self._note_looks(begun_ms, looks)
+
+    def _note_looks(self, begun_ms: int, ends: Mapping[str, Mapping[Name, int]]) -> None:
+        """Note the ends of the logs of topics, of those that could be asked for all partitions."""
+        self._looks_ms, self._begun_ms = (self._looks_ms[1], begun_ms), self._begun_ms or begun_ms
+        for topic in {one.name.topic for one in self._known()} | ends.keys():
+            if (read := self._reads.get(topic)) is None:
+                name, unread = (form(self._told_as, topic) for form in (read_name, unread_name))
+                if (told_ms := self.index.durable_position(name)) is None:
+                    # before its first record is put: nothing is known to be whole
+                    told_ms = 0
+                    self.index.put_batch(_NO_ENTRIES, name, told_ms)
+                is_behind = (self.index.durable_position(unread) or 0) >= told_ms
+                read = self._reads[topic] = TopicRead(told_ms, is_behind)
+            if topic in ends:
+                read.look(Look(begun_ms, ends[topic]))
+
+    @property
+    def _told_as(self) -> str:
+        return f"kafka:{self.cluster}"
+
+    def _tell_reads(self, whole_before_ms: int) -> Generator[Batch, None, None]:
+        """Yield the positions that say up to which time topics are read whole, and which are not `whole_before_ms`.
+
+        They are told only after records, so that a topic without new ones writes nothing.
+        """
+        positions = {one.name: one.position for one in self._partitions.values()}
+        has_told = False
+        for topic, read in self._reads.items():
+            read.reach(positions)
+            is_behind = read.read_ms < whole_before_ms
+            if read.read_ms > read.told_ms and (self._has_moved or is_behind != read.is_told_behind):
+                yield Batch(source=read_name(self._told_as, topic), position=read.read_ms, columns=_NO_ENTRIES)
+                read.told_ms, read.is_told_behind, has_told = read.read_ms, False, True
+            if is_behind and not read.is_told_behind:
+                yield Batch(source=unread_name(self._told_as, topic), position=read.told_ms, columns=_NO_ENTRIES)
+                read.is_told_behind = True
+        self._has_moved = self._has_moved and not has_told
 
     def _is_wanted(self, name: str) -> bool:
         return any(_fits(name, pattern) for pattern in self.address.topics)
@@ -783,12 +838,14 @@ class KafkaSource:
             yield from self._hand_over()
             if not messages or time.monotonic() > until_s:
                 break
+        going_on = [partition for partition in self._known() if partition.key not in self._failed]
+        caught_up = not self._waiting and all(partition.is_done() for partition in going_on)
+        is_ending = caught_up and not self.follow
+        yield from self._tell_reads(whole_before_ms=self._begun_ms if is_ending else self._looks_ms[0])
         self._publish()
         if self._problem is not None:
             raise self._problem
         self._raise_failed()
-        going_on = [partition for partition in self._known() if partition.key not in self._failed]
-        caught_up = not self._waiting and all(partition.is_done() for partition in going_on)
         if caught_up and not self.follow:
             self._note_held(again=False)
             if self._failed:
@@ -813,6 +870,7 @@ class KafkaSource:
             self._pending.popleft()
             partition.position = max(partition.position, batch.position)
             partition.newest_ms = newest_ms or partition.newest_ms
+            self._has_moved = True
             # after the records: an older epoch than theirs only makes the records be compared
             if epoch is not None and epoch != partition.epoch:
                 yield Batch(source=f"{EPOCH_PREFIX}{batch.source}", position=epoch, columns=_NO_ENTRIES)

@@ -26,6 +26,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -58,6 +59,7 @@ from tiered_index.service.lifecycle.segment_archive import (
     SegmentUploads,
     SourceSegment,
 )
+from tiered_index.service.log.reads import bounds_of_root, reads_in
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
@@ -72,7 +74,7 @@ from tiered_index.storage.context import NO_WAIT, UNBOUNDED, remaining_s, reques
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.tracing import is_traced
-from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, shortened
+from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
@@ -179,6 +181,8 @@ class IndexService(Lookups[ItemT]):
         self._topics = parts.topics
         self._buffer = parts.buffer
         self._flusher = parts.flusher
+        # positions, and the bounds of topics by them
+        self._behind_at: tuple[object, TopicBounds | None] = (None, None)
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
         self._segments = SegmentUploads(parts.session, self.config.upload_part_bytes)
@@ -590,11 +594,23 @@ class IndexService(Lookups[ItemT]):
     _begin = _ready
 
     def _freshness(self) -> tuple[Freshness, ...]:
-        """Return the freshness of a fenced writer: it doesn't see what its successor publishes. Otherwise nothing."""
-        if (error := self._session.fenced) is None:
+        """Return the freshness of a fenced writer, which doesn't see what its successor publishes, or of topics whose
+        source is behind. Otherwise nothing.
+        """
+        error, bounds = self._session.fenced, self._behind()
+        if error is None and bounds is None:
             return ()
         uri, state = self._session.storage.uri, self._session.log.state
-        return (Freshness(source=uri, as_of_ms=state.as_of_ms, positions=state.positions, not_asked=str(error)),)
+        known = Freshness(source=uri, as_of_ms=state.as_of_ms, positions=state.positions, bounds=bounds)
+        return (known if error is None else replace(known, not_asked=str(error), bounds=state.bounds),)
+
+    def _behind(self) -> TopicBounds | None:
+        """Return the bounds of topics whose source is behind; None: no source is."""
+        positions, (known, bounds) = self._flusher.positions, self._behind_at
+        if known is not positions:
+            bounds = bounds_of_root(reads_in(positions))
+            self._behind_at = positions, bounds
+        return bounds
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds.
@@ -623,7 +639,7 @@ class IndexService(Lookups[ItemT]):
         if view is None:
             return None
         about = _NO_ABOUT
-        if session.fenced is not None or session.log.state.lost:
+        if session.fenced is not None or session.log.state.lost or self._behind() is not None:
             about = self._freshness(), [(None, one) for one in session.log.state.lost.values()]
         context = request_context.get()
         return view if context is UNBOUNDED or context is NO_WAIT else view.local, about, is_alone

@@ -12,6 +12,7 @@ from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.errors import BudgetExceeded, CorruptFile, WriterFenced
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.slots import SlotMap
+from tiered_index.service.log.reads import read_name, unread_name
 from tiered_index.service.log.records import LostObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import _summary
@@ -80,6 +81,73 @@ def test_a_fast_clock_makes_no_answer_complete_up_to_the_future(open_index, stor
         assert reader.query("t", "none").as_of_ms == put_ms + 120_000  # not the time of the merge
     state = LogState.decode(index.log_state.encode(), "checkpoint")
     assert state.put_before_ms == index.log_state.put_before_ms == put_ms + 120_000
+
+
+def tell(index, name, at_ms):
+    columns = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
+    index.put_batch(columns, name, at_ms)
+
+
+def as_of_each(lookups, *topics):
+    """The times of single lookups of topics, which those of a batch must be; and the time of the batch."""
+    alone = [lookups.query(topic, "k") for topic in topics]
+    batch = lookups.query_many([Lookup(topic=topic, key="k") for topic in topics])
+    assert [one.seen for one in batch] == [one.seen for one in alone]
+    assert batch.seen.as_of_ms == min([one.as_of_ms for one in alone if one.as_of_ms is not None], default=None)
+    assert batch.seen.freshness == batch.freshness
+    assert lookups.topics().as_of_ms == batch.seen.as_of_ms
+    return [one.as_of_ms for one in alone]
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_topic_is_complete_only_up_to_where_its_source_was_read(open_index, storage, clock, is_local):
+    """Another topic is complete up to its newest entry. A source that is behind counts for the root's files, too."""
+    index, source = open_index("root", storage_backend=storage, local_keep_s=3600 * is_local), "kafka:c"
+    read, unread, other = read_name(source, "behind"), unread_name(source, "behind"), read_name(source, "other")
+    for topic in ("behind", "other"):
+        index.put(topic, 0, "k", 1, 1, T + 9000)
+    tell(index, read, T + 2500)
+    tell(index, other, T + 60_000)
+    upload(index)
+    with (
+        IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as stored,
+        IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock, refresh_interval_s=0) as rooted,
+    ):
+        for _ in range(2):
+            assert as_of_each(stored, "behind", "other", "plain") == [T + 2000, T + 9000, T + 9000]
+            for lookups in (index, rooted):
+                assert as_of_each(lookups, "behind", "other") == [None, None]
+            merge_all(storage, clock)
+        tell(index, unread, T + 2500)
+        index.flush()
+        for lookups in (index, rooted):
+            assert as_of_each(lookups, "behind", "other") == [T + 2000, None]
+            assert lookups.query("behind", "none").as_of_ms == T + 2000
+            assert lookups.query("other", "none").freshness == ()
+        tell(index, read, T + 20_000)
+        index.put("other", 0, "k", 2, 1, T + 10_000)
+        index.flush()
+        for lookups in (index, rooted):
+            assert as_of_each(lookups, "behind", "other") == [None, None]
+        assert as_of_each(stored, "behind", "other") == [T + 2000, T + 9000]
+        upload(index)
+        assert as_of_each(stored, "behind", "other") == [T + 10_000, T + 10_000]
+
+
+def test_a_topic_that_was_never_read_to_its_end_is_not_complete_up_to_any_time(open_index, tmp_path, clock):
+    """A reader of several indexes answers by the index that knows least. Pages of an answer keep the earlier time."""
+    uris = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
+    first, second = (open_index(storage_backend=None, storage=uri) for uri in uris)
+    tell(first, read_name("kafka:c", "t"), 0)
+    first.flush()
+    assert first.query("t", "k").as_of_ms == 0
+    publish(first, 1)
+    publish(second, 3)
+    with IndexReader.open(uris, clock=clock) as reader:
+        answer = reader.query("t", "k")
+        assert [one.as_of_ms for one in answer.freshness] == [0, T + 3000] and answer.as_of_ms == 0
+        earlier = reader.query("u", "k").seen
+        assert earlier.as_of_ms == T + 1000 and earlier.joined(answer.seen).as_of_ms == 0
 
 
 def test_a_lost_file_of_the_far_future_does_not_hide_that_nothing_is_published():

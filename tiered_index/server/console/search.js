@@ -30,6 +30,9 @@ const OUTCOMES = [
 ];
 const colors = Object.fromEntries(OUTCOMES.map(([outcome, , color]) => [outcome, color]));
 const words = Object.fromEntries(OUTCOMES.map(([outcome, name]) => [outcome, name]));
+// the source of a topic that was never read to its end has the time 0
+const upTo = (until) => (until === null ? "" : until === 0 ? " so far: its source was never read to its end"
+  : ` as of ${time(until)} (${ago(until)})`);
 const entries = (number) => counted(number, "entry", "entries");
 const costs = ({ requests, bytes: size, cost_usd: cost }) =>
   `${counted(requests, "request")}, ${bytes(size)}, ${cents(cost)}`;
@@ -429,7 +432,7 @@ function conclude(end) {
   const having = asked.having ? ` with “${asked.having}”` : "";
   const said = (items.length ? entries(items.length) : `No match for key ${asked.key} of ${where}`) + having;
   const how = {
-    complete: `: the answer is complete${until === null ? "" : ` as of ${time(until)} (${ago(until)})`}.`,
+    complete: `: the answer is complete${upTo(until)}.`,
     truncated: items.length ? " so far; there are more." : " so far; the search has not finished.",
     partial: items.length ? ", and some may be missing." : " in the files that could be read; others may have some.",
   };

@@ -27,6 +27,7 @@ from tiered_index.types import (
     Provenance,
     QueryResult,
     Status,
+    freshness_of,
     table_of,
     to_pandas,
 )
@@ -161,6 +162,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.freshness = freshness_of(self.freshness, self.batch.topics)
         self._failed = self.failed
         reports = [*self.failed, *(report for page in self.pages.values() for report in page.failed)]
         self.failed = tuple({(report.source, report.file): report for report in reports}.values())
@@ -297,10 +299,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         batch, topic = self.batch, self.batch.topics[self.batch.topic_index[number]]
         start, stop, low, high, _ = self._numbers[number]
         unknown = (topic,) if topic in self.unknown and start == stop else ()
+        freshness = freshness_of(self.freshness, (topic,))
         if self.provenance is None:
-            return Provenance(self.freshness, unknown)
+            return Provenance(freshness, unknown)
         hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0], *batch.others)]
-        return self.provenance(self.freshness, unknown, topic, low, high, *hashes)
+        return self.provenance(freshness, unknown, topic, low, high, *hashes)
 
     @property
     def seen(self) -> Provenance:

@@ -131,7 +131,7 @@ class LocalHandle:
 
 
 class RootOnly(list[Handle]):
-    """The files of a root whose storage is unavailable. `freshness` says so."""
+    """The files of a root whose storage is unavailable, or that lacks records of some topics. `freshness` says so."""
 
     def __init__(self, found: Iterable[Handle], freshness: Freshness) -> None:
         super().__init__(found)

@@ -98,6 +98,11 @@ class LocalFiles:
             self._greatest = None
 
     @property
+    def is_published(self) -> bool:
+        """Whether the storage has every file."""
+        return not self._waiting
+
+    @property
     def unsealed(self) -> list[UnsealedFile]:
         """The unsealed files, in order of sequence."""
         unsealed = [one for one in self._waiting.values() if isinstance(one, UnsealedFile)]

@@ -56,6 +56,7 @@ from tiered_index.service.lifecycle.publication import Publication, Upload, abor
 from tiered_index.service.lifecycle.same_file import check_same
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
+from tiered_index.service.log.reads import READ_PREFIX
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import disk_error, disk_errors
 from tiered_index.service.writing.appenders import QUARANTINE
@@ -150,6 +151,7 @@ class Lifecycle:
                         break
                     self._renew()
                 self._step("staging", self._staging.finish)
+                self._step("positions", self._publish_reads)
                 self._step("expiry", self._expire, "expire")
                 retirable = self._retirable(lacks_room=lacks_room)
                 # retire only while the log still has the record that published the files
@@ -306,6 +308,21 @@ class Lifecycle:
             if state.epoch > session.epoch:  # checked here, too, in case there is nothing to publish
                 raise fenced(session.storage.uri, state.epoch, session.epoch)
         session.renew()
+
+    def _publish_reads(self) -> None:
+        """Publish how far topics were read, if answers from the storage need it and no entry waits to be published.
+
+        The record of a file publishes it otherwise. A source may pass records that have no entry.
+        """
+        context, session = self._context, self._context.session
+        state, positions = session.log.state, context.flusher.positions
+        as_of_ms, reads = state.as_of_ms or 0, state.reads
+        if state.bounds is None or min(state.bounds.read_before_ms.values()) >= as_of_ms:
+            return
+        further = [name for name, at in reads.items() if at < as_of_ms and positions.get(name, at) > at]
+        # the files after the positions: they have every entry before these
+        if any(name.startswith(READ_PREFIX) for name in further) and context.files.is_published:
+            session.log.append_positions(session.epoch, positions)
 
     def _expire(self) -> None:
         """At intervals, record the expiry by the retention setting, and delete objects removed long enough ago."""

@@ -26,6 +26,7 @@ from tiered_index.errors import CorruptFile, StorageBehind
 from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.layered import Entries, layered
+from tiered_index.service.log.reads import read_before_ms, reads_in
 from tiered_index.service.log.records import (
     COMMON,
     DESCRIPTOR,
@@ -48,6 +49,7 @@ from tiered_index.service.log.records import (
     sealed_text,
 )
 from tiered_index.service.log.rows import Tables, objects_of, row_of, rows_of, said_of
+from tiered_index.types import TopicBounds
 
 # most objects of a checkpoint with documents, which versions before 5 can read; larger ones have rows
 MOST_DOCUMENTS = 2_000
@@ -188,6 +190,17 @@ class LogState:
         if newest_ms is None or not self.put_before_ms:
             return newest_ms
         return min(newest_ms, self.put_before_ms // 1000 * 1000)
+
+    @cached_property
+    def reads(self) -> dict[str, int]:
+        """The positions that say how much of topics was read."""
+        return reads_in(self.positions)
+
+    @cached_property
+    def bounds(self) -> TopicBounds | None:
+        """The bounds of `as_of_ms` by topic; None: there are none."""
+        times = read_before_ms(self.reads)
+        return TopicBounds(times, self.as_of_ms) if times else None
 
     @cached_property
     def _newest_s(self) -> tuple[int | None, int | None]:

@@ -62,6 +62,7 @@ from tiered_index.types import (
     QueryResult,
     TopicsResult,
     TopicSummary,
+    freshness_of,
 )
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class QueryEngine:
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
         told = _explain(run, scan, started, elsewhere, top.folded and self._fold(top.folded))
-        freshness = files.seen(handles)
+        freshness = freshness_of(files.seen(handles), (lookup.topic,))
         seen = Provenance(freshness, unknown)
         if logs is not NO_LOGS:
             hashes = [each for one in (lookup, *lookup.others) for each in (one.key_hash, one.masked_hash)]
@@ -404,7 +405,7 @@ class QueryEngine:
             status="partial" if failed else "complete",
             failed=failed,
             explain=_explain(run, scan, started, NOTHING, 0)(),
-            seen=logs.provenance(run.files.seen(handles), (), None, second_min, second_max),
+            seen=logs.provenance(freshness_of(run.files.seen(handles), sums), (), None, second_min, second_max),
         )
         return _within_budget(run, scan, result)
 
@@ -476,6 +477,7 @@ class ViewFields:
                 return _explained((), (), NOTHING, found.elapsed_ms, 0, found, self._prices)
             case "seen":
                 freshness, lost = found.about
+                freshness = freshness_of(freshness, (found.topic,))
                 unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
                 interval = found.second_min, found.second_max
                 hashes = found.key_hash, found.masked_hash

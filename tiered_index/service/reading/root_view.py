@@ -8,6 +8,7 @@ confirms them and their CRC32 matches. A search scans their hash column. Threads
 from __future__ import annotations
 
 import time
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALE
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import UnsealedEntries
+from tiered_index.service.log.reads import reads_in
+from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import ASIDE, Root, disk_error
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import map_file
@@ -60,6 +63,13 @@ class RootView:
         self._files = FileList(root) if checks_list else None
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
+        # how much of topics was read, by the journals and the newest file of the last look
+        self._reads: dict[str, dict[str, int]] = {}
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """The positions that say how much of topics was read, at the last look."""
+        return reduce(max_positions, self._reads.values(), {})
 
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that changes with each file that enters or leaves a folder; None: too recent to be sure."""
@@ -96,6 +106,7 @@ class RootView:
         gone: dict[str, FileNotFoundError] = {}
         unsealed: dict[str, UnsealedView] = {}
         counts: dict[str, int] = {}
+        reads: dict[str, dict[str, int]] = {}
         # read before the folders: a file leaves the list before it is deleted
         listed = self._listed(handles)
         for name in self._root.names(UNSEALED):
@@ -103,7 +114,7 @@ class RootView:
             if file_id is None or not name.endswith(JOURNAL_SUFFIX):
                 continue
             try:
-                view = self._view(file_id)
+                view = self._view(file_id, reads)
             except FileNotFoundError as error:
                 # a traceback would keep this frame, and every mapping in it, alive
                 gone[file_id] = error.with_traceback(None)
@@ -158,7 +169,12 @@ class RootView:
         if (self._root.path / ASIDE).exists():
             problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
-        self._opened, self._unsealed = opened, unsealed
+        if opened:
+            # each file begins with the positions of the one before
+            newest = max(opened.values(), key=lambda file: file.sequence)
+            told = self._reads.get(newest.file_id)
+            reads[newest.file_id] = reads_in(newest.metadata().source_positions) if told is None else told
+        self._opened, self._unsealed, self._reads = opened, unsealed, reads
         return list(handles.values())
 
     def _listed(self, handles: dict[str, Handle], *, again: bool = False) -> dict[str, ListedFile]:
@@ -168,14 +184,18 @@ class RootView:
             handles[LIST] = _damaged(LIST, LIST, error.with_traceback(None))
             return {}
 
-    def _view(self, file_id: str) -> UnsealedView | None:
+    def _view(self, file_id: str, reads: dict[str, dict[str, int]]) -> UnsealedView | None:
+        """Return the entries of a file; None: it has none. Add how much of topics was read to `reads`."""
         journal_path = self._root.journal_path(file_id)
         status = journal_path.stat()  # before the read: later appends are seen at the next look
         state = status.st_ino, status.st_size, status.st_mtime_ns
         known = self._unsealed.get(file_id)
         if known is not None and known.state == state:
+            reads[file_id] = self._reads.get(file_id, {})
             return known
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
+        if journal is not None:
+            reads[file_id] = reads_in(journal.positions)
         if journal is None or not journal.count:
             return None
         if known is not None and known.count == journal.count:

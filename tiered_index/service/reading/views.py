@@ -41,7 +41,8 @@ from tiered_index.service.files.view import LocalView, Viewed, WholeView
 from tiered_index.service.files.window_table import apply_changes
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.reads import bounds_of_root
+from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer, check_descriptor, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts, source_number
@@ -343,7 +344,17 @@ class IndexView(Refreshed):
         """Return the storage's freshness at `state`; `away` is the error that prevented a later state."""
         not_asked = None if away is None else str(away)
         uri, as_of_ms = self.storage.uri, state.as_of_ms
-        return Freshness(source=uri, as_of_ms=as_of_ms, positions=state.positions, not_asked=not_asked)
+        return Freshness(
+            source=uri, as_of_ms=as_of_ms, positions=state.positions, not_asked=not_asked, bounds=state.bounds
+        )
+
+    def _behind(self, root_view: RootView) -> Freshness | None:
+        """Return the freshness of topics whose source was behind at the root's last look; None: no source was."""
+        state = self._log.state
+        bounds = bounds_of_root(max_positions(state.reads, root_view.reads))
+        if bounds is None:
+            return None
+        return Freshness(source=self.storage.uri, as_of_ms=state.as_of_ms, positions=state.positions, bounds=bounds)
 
     def seen(self) -> Freshness | None:
         """Return the freshness of an answer that begins now; None: it reads a root, or the index is away."""
@@ -365,7 +376,9 @@ class IndexView(Refreshed):
             ]
             if own is not None:
                 return RootOnly(found, own.freshness)
-            refreshed_s = self._refreshed_s
+            found += self._problem(begun_s, self._refreshed_s, error, f"the log of {self.storage.uri}")
+            behind = self._behind(self._root_view)
+            return found if behind is None else RootOnly(found, behind)
         return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
 
     def viewed(self, begun_s: float) -> Viewed:
