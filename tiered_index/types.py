@@ -330,7 +330,7 @@ class Provenance(NamedTuple):
     """The state of each index that an answer was read from, and the entries that the answer lacks.
 
     - `freshness`: how much the storage had, for each index that was read without its root, without its storage, or by a
-      fenced writer.
+      fenced writer. Also how much a source had read, for each index whose source is behind for the topic.
     - `unknown_topics`: the topic of the lookup, if nothing was found and no file that was read in its range has the
       topic. In a batch, files in the range of any lookup count.
     - `lost`: lost files that may have had answers in the range. The answer is complete except for them.
@@ -421,7 +421,10 @@ class Answer(Sequence[RowT]):
 
     @property
     def freshness(self) -> tuple[Freshness, ...]:
-        """The time of the newest published entry, for each index whose writer's root was not read."""
+        """The time of the newest published entry, for each index whose writer's root was not read.
+
+        Also for indexes whose source is behind for the topic.
+        """
         return self.seen.freshness
 
     @property
@@ -444,7 +447,7 @@ class Answer(Sequence[RowT]):
         """The time up to which the answer can be complete, in epoch milliseconds; the least of several indexes.
 
         None: the answer has all written entries, because the writer's root was read; or no index has published an
-        entry.
+        entry. 0: a source of the topic was never read to its end.
         """
         return self.seen.as_of_ms
 

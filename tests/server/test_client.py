@@ -34,6 +34,7 @@ from tiered_index.errors import (
 )
 from tiered_index.server.tokens import add_token
 from tiered_index.service.answers.rows import unseen
+from tiered_index.service.log.reads import read_name, unread_name
 from tiered_index.types import items_table
 
 
@@ -154,6 +155,23 @@ def test_entries_are_put_once(tmp_path):
         assert asking.put_batch(columns, "s", 1, after=0)["entries"] == 1
         assert asking.put_batch(pa.table(columns), "s", 1)["repeated"] is True
         assert [item.offset for item in asking.query("a", "k")] == [1]
+
+
+def test_an_answer_is_complete_only_up_to_where_the_source_was_read(tmp_path):
+    """Also for a token that may not see the source's positions, and for each part of a batch."""
+    path = tmp_path / "tokens"
+    empty = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
+    tokens = [add_token(path, name, "read", topics) for name, topics in (("all", None), ("some", ["orders"]))]
+    with index_in(tmp_path) as index, serving(index, tokens=path) as client:
+        for name in (read_name("kafka:c", "orders"), unread_name("kafka:c", "orders")):
+            index.put_batch(empty, name, 1_762_000_000_500)
+        index.flush()
+        for token in tokens:
+            with IndexClient(str(client.base_url), token=token) as asking:
+                batch = asking.query_many([("orders", "k"), ("orders", "l")])
+                assert {one.as_of_ms for one in (asking.query("orders", "k"), *batch)} == {1_762_000_000_000}
+        with IndexClient(str(client.base_url), token=tokens[0]) as asking:
+            assert asking.query("others", "k").as_of_ms is None
 
 
 def test_errors_are_the_librarys(asking, index, tmp_path):

@@ -1,4 +1,4 @@
-"""How much of each topic is put: a proof by looks at the ends of its partitions' logs. Pure.
+"""The time up to which each topic is put whole: a proof by looks at the ends of its partitions' logs. Pure.
 
 A look notes the end of every partition's log, also of records that can't be read yet. Once every partition has reached
 its end, every record that the brokers had before the look is put.
@@ -22,7 +22,7 @@ class Look(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TopicRead:
-    """How much of one topic is put: all that the brokers had before `read_ms`, in epoch milliseconds.
+    """The part of one topic that is put: all that the brokers had before `read_ms`, in epoch milliseconds.
 
     `told_ms` and `is_told_behind`: what the index's positions say.
     """

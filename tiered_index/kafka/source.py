@@ -296,8 +296,8 @@ class KafkaSource:
         # Partitions that are read now, and the reason for each other one of the last look
         self._assigned: set[Place] = set()
         self._away: dict[Place, str] = {}
-        # How much of each topic is put; the begins of the last two looks, and of the first; whether something was put
-        # since it was told
+        # The part of each topic that is put; the begins of the last two looks, and of the first; whether records came
+        # since `_tell_reads` put the last positions
         self._reads: dict[str, TopicRead] = {}
         self._looks_ms, self._begun_ms = (0, 0), 0
         self._has_moved = False
@@ -547,7 +547,7 @@ class KafkaSource:
     def _tell_reads(self, whole_before_ms: int) -> Generator[Batch, None, None]:
         """Yield the positions that say up to which time topics are read whole, and which are not `whole_before_ms`.
 
-        They are told only after records, so that a topic without new ones writes nothing.
+        It yields them only after records, so that a topic without new ones writes nothing.
         """
         positions = {one.name: one.position for one in self._partitions.values()}
         has_told = False

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import confluent_kafka
 import pytest
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.brokers.kafka.broker import LOGINS
+from tests.integration.cli.command_lines import run_here
 from tests.kafka.followed import archived, places, source_of
 from tests.support.hanging import until
 from tiered_index import IndexService
@@ -122,6 +124,37 @@ def test_a_run_to_the_end_names_what_an_open_transaction_holds(
     shown = run("ingest", f"kafka://{servers}/{topic}")
     assert re.search("behind +21 records\n", shown.out)
     producer.abort_transaction(30)
+
+
+def test_answers_are_complete_only_up_to_a_transaction_that_stays_open(
+    run, servers, topics, producing, topic, open_transaction, storage
+):
+    topics.create(topic, 2)
+    producing.send(topic, packet(10))
+    options = [f"kafka://{servers}/{topic}", "--storage", storage, "--wait", "--json"]
+
+    def as_of_ms(key, count):
+        """The times of answers with `count` entries, from the storage and from the root."""
+        stored = run_here("query", topic, key, "--storage", storage, "--json").document
+        rooted = run("query", topic, key, "--json").document
+        assert [(len(one["items"]), one["status"]) for one in (stored, rooted)] == [(count, "complete")] * 2
+        return stored["as_of_ms"], rooted["as_of_ms"]
+
+    assert run("ingest", *options).code == 0
+    before_ms, from_root = as_of_ms("held7", 0)
+    assert from_root is None and time.time() * 1000 - 60_000 < before_ms
+    time.sleep(1.1)  # the next records are of another second
+    opened_ms = time.time() * 1000
+    producer = open_transaction()
+    producing.send(topic, packet(20, name="held"))
+    producing.send(topic, packet(5, partition=1, name="other"))
+    assert run("ingest", *options).document["messages"] == 5
+    assert max(as_of_ms("held7", 0)) < opened_ms
+    assert "0 found, complete as of 20" in run("query", topic, "held7").out
+    producer.commit_transaction(30)
+    assert run("ingest", *options).document["messages"] == 21
+    after_ms, from_root = as_of_ms("held7", 1)
+    assert from_root is None and after_ms >= opened_ms // 1000 * 1000
 
 
 def archived_offsets(index):

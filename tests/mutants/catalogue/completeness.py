@@ -25,6 +25,21 @@ reader-file-end-exclusive: a reader skips a file whose last second is the range'
   - handle.second_max >= second_min
   + handle.second_max > second_min
   tests/unit/service/test_buffer_flush_catalog.py::test_a_files_interval_grows_with_what_it_takes
+behind-its-partitions: an answer is complete as of a time that a partition of its topic was not read up to
+  in types.py:freshness_of
+  - as_of_ms = min([*published_ms, *times]) if
+  + as_of_ms = max([*published_ms, *times]) if
+  tests/unit/service/test_freshness.py::test_a_topic_is_complete_only_up_to_where_its_source_was_read
+read-by-some-partitions: a topic counts as read whole although one partition is behind
+  in TopicRead.reach
+  - any(positions[name] < end for name, end
+  + all(positions[name] < end for name, end
+  tests/kafka/test_read_whole.py::test_a_topic_is_read_up_to_a_look_once_every_partition_has_reached_its_end_of_then
+as-of-the-future: a producer with a fast clock makes answers complete up to its time
+  in LogState.as_of_ms
+  - return min(newest_ms, self.put_before_ms // 1000 * 1000)
+  + return max(newest_ms, self.put_before_ms // 1000 * 1000)
+  tests/unit/service/test_freshness.py::test_a_fast_clock_makes_no_answer_complete_up_to_the_future
 order-by-second: answers are in rising order of time
   in rows.py:answer_order
   - ~rows["offset"], -rows["second"], *owners]
