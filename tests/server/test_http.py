@@ -54,6 +54,26 @@ def test_a_range_is_given_in_milliseconds_or_as_a_time(client, index, end):
     assert len(client.get("/v1/query", params=asked).json()["items"]) == 2
 
 
+def test_a_key_is_found_in_every_spelling(tmp_path):
+    """Bytes of a key are digits, or in indexes of earlier versions text with control characters."""
+    spellings = {"\0\0\0\0\0\0\0*": 1, "0x000000000000002b": 2, "ab": 3}
+    with index_in(tmp_path) as index:
+        for key, offset in spellings.items():
+            index.put("orders", 0, key, offset, 10, 1_762_000_000_000)
+        index.flush()
+        asked = {"0x000000000000002a": 1, "0x000000000000002A": 1, "\0\0\0\0\0\0\0+": 2, "0x6162": 3}
+        with serving(index) as client, IndexClient(str(client.base_url)) as remote:
+            for key, offset in asked.items():
+                got = client.get("/v1/query", params={"topic": "orders", "key": key}).json()["items"]
+                stream = client.get("/v1/query", params={"topic": "orders", "key": key, "all": True}, headers=NDJSON)
+                found = [got[0], json.loads(stream.text.splitlines()[0]), remote.query("orders", key)[0].to_dict()]
+                assert [item["offset"] for item in found] == [offset] * 3, key
+            body = {"lookups": [{"topic": "orders", "key": key} for key in asked]}
+            many = client.post("/v1/query:batch", json=body).json()["results"]
+            assert [item["offset"] for one in many for item in one["items"]] == list(asked.values())
+            assert [one[0].offset for one in remote.query_many([("orders", key) for key in asked])] == [1, 1, 2, 3]
+
+
 def test_a_cursor_continues_an_answer(client):
     asked = {"topic": "orders", "key": "order-4711", "max_count": 1}
     first = client.get("/v1/query", params=asked).json()

@@ -169,6 +169,33 @@ def test_answers_of_small_pieces(life, monkeypatch):
     check(life, found, lookups)
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_a_key_is_found_in_every_spelling(tmp_path, monkeypatch, preset, is_held):
+    """Keys of bytes: as their digits, as the text of earlier versions, and text that looks like digits."""
+    monkeypatch.setattr(search, "_ALONE", 0 if is_held else 4)
+    made = Merging(tmp_path, preset=preset)
+    number, invalid = "\0\0\0\0\0\0\0*", "0xff"
+    keys = [number, "0x000000000000002a", invalid, "0xFF", "ab", "0x6162", "0x0A", "\n", "\x7fx", "order-1"]
+    for day, group in enumerate((keys, keys[::2], keys[::-1])):
+        made.put([(BASE_MS + day * DAY_MS + n * 1000, key) for n, key in enumerate(group)])
+        made.publish()
+    made.later(3)
+    made.merge()
+    made.put([(BASE_MS + 5 * DAY_MS + n * 1000, key) for n, key in enumerate(keys)])
+    made.publish()
+    lookups = [Lookup(topic="t", key=key) for key in [*keys, "0x0a", "0x7F78", "0x7f78", "none", "0x00"]]
+    plan = plan_of(made.state, lookups)
+    found = looked_up(made.storage, held(plan, lookups) if is_held else plan, lookups)
+    check(made, found, lookups)
+    with made.reader() as reader:
+        counts = {lookup.key: len(reader.query("t", lookup.key)) for lookup in lookups}
+    # the text of a number is found by its digits, with those that have digits; upper and lower case are the same bytes
+    assert counts[number] == counts["0x000000000000002a"] == 7 and counts["0xFF"] > counts["0xff"] > 0
+    assert counts["0x7F78"] == counts["\x7fx"] > 0 == counts["none"]
+    made.close()
+
+
 def test_many_lookups_of_few_entries_take_the_filter_first(life, monkeypatch):
     lookups = lookups_in(life, max_count=20)
     plan = plan_of(life.state, lookups, max_count=20)
@@ -493,13 +520,14 @@ def test_questions_once_and_where_they_stand(seed):
     assert (np.diff(once["java_hash"].astype(np.uint32).astype(np.int64)) >= 0).all()
     places = places_of(once, questions)
     assert places.dtype == np.int64 and once[places].tolist() == questions.tolist()
+    raw = f"V{LOOKUP.itemsize}"
     for name in LOOKUP.names:
         # a question that no row asked, before, among or after the others
         other = questions[:1].copy()
         other[name] += 1
         if other.tolist()[0] not in set(questions.tolist()):
             with pytest.raises(InvalidArgument, match="the keys change"):
-                places_of(once, np.concatenate((questions.view("V28"), other.view("V28"))).view(LOOKUP))
+                places_of(once, np.concatenate((questions.view(raw), other.view(raw))).view(LOOKUP))
 
 
 def test_messages_are_fetched_and_returned_in_bounded_parts(monkeypatch):

@@ -133,6 +133,26 @@ class _Matched(NamedTuple):
             start = stop
 
 
+def ranked_spellings(
+    key_of: Callable[[int], str], units: CodeUnits
+) -> Iterator[tuple[npt.NDArray[np.int64], CodeUnits]]:
+    """Yield the numbers of keys (i64, m) that have a first other spelling, with these (m), then a second one.
+
+    `units` are those of all keys (n), `key_of` returns a key by its number.
+    """
+    characters, begins = units.units, units.offsets[:-1]
+    # a row has a control character at unit u if offsets[row] <= u < offsets[row + 1]; memory: 3 bytes a unit
+    control = np.flatnonzero((characters < 0x20) | (characters == 0x7F))
+    unlike = np.searchsorted(units.offsets, control, "right") - 1
+    digits = np.flatnonzero(units.lengths > 3)
+    digits = digits[(characters[begins[digits]] == ord("0")) & (characters[begins[digits] + 1] == ord("x"))]
+    numbers = np.unique(np.concatenate([unlike, digits])).tolist()
+    spellings = [(number, other_spellings(key_of(number))) for number in numbers]
+    for rank in range(max([len(others) for _, others in spellings], default=0)):
+        ranked = [(number, others[rank]) for number, others in spellings if len(others) > rank]
+        yield np.array([number for number, _ in ranked], np.int64), code_units([text for _, text in ranked])
+
+
 class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one.
 
@@ -176,21 +196,10 @@ class LookupBatch:
 
     def _other_spellings(self, keys: Sequence[str], units: CodeUnits) -> tuple[Self, ...]:
         """Return batches that have only the lookups whose key has one or two other spellings, by these."""
-        characters, begins = units.units, units.offsets[:-1]
-        # a row has a control character at unit u if offsets[row] <= u < offsets[row + 1]; memory: 3 bytes a unit
-        control = np.flatnonzero((characters < 0x20) | (characters == 0x7F))
-        unlike = np.searchsorted(units.offsets, control, "right") - 1
-        digits = np.flatnonzero(units.lengths > 3)
-        digits = digits[(characters[begins[digits]] == ord("0")) & (characters[begins[digits] + 1] == ord("x"))]
-        numbers = np.unique(np.concatenate([unlike, digits])).tolist()
-        spellings = [(number, other_spellings(keys[number])) for number in numbers]
         made: list[Self] = []
-        for rank in range(max([len(others) for _, others in spellings], default=0)):
-            ranked = [(number, others[rank]) for number, others in spellings if len(others) > rank]
-            chosen = np.array([number for number, _ in ranked], np.int64)
+        for chosen, texts in ranked_spellings(keys.__getitem__, units):
             other = self.only(chosen)
             other.java_hash, other.fingerprint = self.java_hash.copy(), self.fingerprint.copy()
-            texts = code_units([text for _, text in ranked])
             other.java_hash[chosen], other.fingerprint[chosen] = java_hash_batch(
                 self.topics, self.topic_index[chosen], texts
             )

@@ -160,6 +160,8 @@ class _Partition:
         status[list(self._failed)] = STATUSES.index("partial")
         counts = np.minimum(counts, most)
         rows["key_hash"] = np.repeat(self.batch.key_hash, counts)  # by rule abs, whatever the rule of the file
+        if plan.schema.keyed:  # that of the key as given, whatever its spelling in the file
+            rows["fingerprint"] = np.repeat(self.batch.fingerprint, counts)
         ends = np.cumsum(counts)
         first = 0
         while first < len(counts):

@@ -44,10 +44,10 @@ LOTS_SCHEMA = (
 _LOTS = arrow_schema(LOTS_SCHEMA)
 _LOT_ROWS = 1 << 18
 # Most lookups of a row behind its lot's report: 0.9 MB, because Java's serialization holds 100 rows.
-_ASKED_ROWS = 1 << 15
+_ASKED_ROWS = 20_000
 # Most lookups of a lot in its report: with thousands of tasks less than Spark's limit for a job's result.
-_FEW = 6_000
-# Most lookups that the driver and each Python worker hold: 56 MiB.
+_FEW = 4_000
+# Most lookups that the driver and each Python worker hold: 88 MiB.
 _MOST_HELD = 1 << 21
 _MAX_TOPICS = 1_000_000
 

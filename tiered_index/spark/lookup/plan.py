@@ -1,12 +1,14 @@
 """The lookups of a bulk lookup as fixed-width records, and the plan: the objects of each task. Pure.
 
-A lookup is 28 bytes: a key's hashes, its topic and its time range. Equal lookups are searched once, and answers are
-joined to rows by the record, without the key's text. Every object belongs to one task, so it is opened once. A task has
-shards of neighbouring slots, or files of neighbouring times, so that a lookup is sent to few tasks.
+A lookup is 44 bytes: the hashes of a key and its other spellings, its topic and its time range. Equal lookups are
+searched once, and answers are joined to rows by the record, without the text of the key. Every object belongs to one
+task, so it is opened once. A task has shards of neighbouring slots, or files of neighbouring times, so that a lookup is
+sent to few tasks.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.answers.batch import LookupBatch, ranked_spellings
 from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
@@ -62,9 +64,14 @@ def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
 
 
 # `topic` is a place in the plan's topics, `java_hash` the hash before either hash rule, `fingerprint` 0 if the index
-# has none; seconds are inclusive.
+# has none; seconds are inclusive. The fields of `SPELLINGS` have the bits in which hash and fingerprint of another
+# spelling of the key differ from its own; 0: it has no such spelling.
+SPELLINGS = (("hash_bits_1", "fingerprint_bits_1"), ("hash_bits_2", "fingerprint_bits_2"))
 LOOKUP = np.dtype(
-    [("topic", "<u4"), ("java_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
+    [
+        *(("topic", "<u4"), ("java_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")),
+        *((name, kind) for names in SPELLINGS for name, kind in zip(names, ("<i4", "<u4"), strict=True)),
+    ]
 )
 _RAW = np.dtype((np.void, LOOKUP.itemsize))
 Array = npt.NDArray[Any]
@@ -120,7 +127,15 @@ class PackedBatch(LookupBatch):
         return len(self.packed)
 
     def under(self, rule: HashRule) -> tuple[Self, ...]:
-        """As `LookupBatch.under`; a second batch has only the lookups whose hash differs."""
+        """As `LookupBatch.under`; a further batch has only the lookups whose hash or spelling differs."""
+        spelled = [self._under(rule)]
+        for spelling in SPELLINGS:
+            if len(places := with_spelling(self.packed, spelling)):
+                other = self._made(as_spelled(self.packed[places], spelling), self.places[places], self._rule)
+                spelled.append(other._under(rule))
+        return tuple(itertools.chain.from_iterable(spelled))
+
+    def _under(self, rule: HashRule) -> tuple[Self, ...]:
         if rule == "abs":
             return (self,)
         masked = self._made(self.packed, self.places, "mask")
@@ -138,7 +153,8 @@ class PackedBatch(LookupBatch):
 
     def prepared(self, place: int) -> PreparedLookup:
         """Return one lookup for a search of its own, which does not need the key's text."""
-        _, _, fingerprint, second_min, second_max = self.packed[place].item()
+        names = ("fingerprint", "second_min", "second_max")
+        fingerprint, second_min, second_max = (int(self.packed[name][place]) for name in names)
         topic, key_hash = self.topics[int(self.topic_index[place])], int(self.key_hash[place])
         found = PreparedLookup(topic, "", key_hash, key_hash, fingerprint, second_min, second_max, self._most)
         return found.without(self._expired)
@@ -177,12 +193,36 @@ def lookups_of(
     found["java_hash"], fingerprints = java_hash_batch(names, index, units, fingerprints=keyed)
     if keyed:
         found["fingerprint"] = fingerprints
+    ranked = ranked_spellings(lambda row: str(keys[row].as_py()), units)
+    for (hash_bits, fingerprint_bits), (rows, texts) in zip(SPELLINGS, ranked, strict=False):
+        hashes, fingerprints = java_hash_batch(names, index[rows], texts, fingerprints=keyed)
+        found[hash_bits][rows] = found["java_hash"][rows] ^ hashes
+        if keyed:
+            found[fingerprint_bits][rows] = found["fingerprint"][rows] ^ fingerprints
     low = pc.fill_null(begins, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     high = pc.fill_null(ends, MAX_TIMESTAMP_MS).to_numpy(zero_copy_only=False).astype(np.int64)
     for row in np.flatnonzero(low > high)[:1].tolist():
         raise InvalidArgument(f"begin_ms {low[row]} is after end_ms {high[row]}, for key {keys[row].as_py()!r:.60}")
     found["second_min"], found["second_max"] = low // 1000, high // 1000
     return found
+
+
+def with_spelling(lookups: Array, spelling: tuple[str, str]) -> Int64:
+    """Return the places (i64, m) of the lookups whose key has this other spelling, one of `SPELLINGS`."""
+    hash_bits, fingerprint_bits = spelling
+    return np.flatnonzero((lookups[hash_bits] != 0) | (lookups[fingerprint_bits] != 0))
+
+
+def as_spelled(lookups: Array, spelling: tuple[str, str]) -> Array:
+    """Return lookups (n) by another spelling alone, one of `SPELLINGS`."""
+    hash_bits, fingerprint_bits = spelling
+    made = lookups.copy()
+    made["java_hash"] ^= made[hash_bits]
+    made["fingerprint"] ^= made[fingerprint_bits]
+    for names in SPELLINGS:
+        for name in names:
+            made[name] = 0
+    return made
 
 
 def kept(lookups: Array, kept_from: Sequence[int]) -> Array:
@@ -293,7 +333,8 @@ class Target:
         inside = (lookups["second_min"] <= stored.second_max) & (lookups["second_max"] >= stored.second_min)
         if stored.shard is not None:
             slots = base_slots if stored.hash == "both" else base_slots[stored.hash == "mask" :][:1]
-            inside &= reduce(operator.or_, [(of >= self.base_low) & (of < self.base_high) for of in slots])
+            held = [((of >= self.base_low) & (of < self.base_high)).any(axis=0) for of in slots]
+            inside &= reduce(operator.or_, held)
         return inside
 
 
@@ -338,9 +379,13 @@ class LookupPlan:
         return ("abs",) if rules <= {"abs"} else ("abs", "mask")
 
     def base_slots(self, lookups: Array) -> list[Int64]:
-        """Return the base slot of each lookup (i64, n) by hash rule abs and, if an object uses it, by mask."""
-        java, slots = lookups["java_hash"], self.genesis.layout.slots
-        return [key_hashes(java, rule).astype(np.int64) % slots for rule in self._rules]
+        """Return the base slots of lookups (i64, spellings x n) by hash rule abs and, if an object uses it, by mask.
+
+        The first row has those of the keys as given. There are as many rows as some lookup needs.
+        """
+        java, slots = [lookups["java_hash"]], self.genesis.layout.slots
+        java += [java[0] ^ lookups[one[0]] for one in SPELLINGS if len(with_spelling(lookups, one))]
+        return [key_hashes(np.stack(java), rule).astype(np.int64) % slots for rule in self._rules]
 
     def wanted(self, task: int, lookups: Array, base_slots: Sequence[Int64]) -> npt.NDArray[np.bool_]:
         """Return for which lookups (bool, n) a task may have answers."""

@@ -93,7 +93,7 @@ def search_object(
         trailer = source.trailer_of(plan.schema)
         if len(places) > _CHUNK:
             # each batch of lookups reads another range of the object
-            places = places[np.argsort(plan.base_slots(lookups[places])[0], kind="stable")]
+            places = places[np.argsort(plan.base_slots(lookups[places])[0][0], kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
             # often all: copies of records are slow
