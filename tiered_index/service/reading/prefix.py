@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, ObjectNotFound
+from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, ObjectNotFound, StorageError, StorageMisconfigured
 from tiered_index.format.names import epoch_name, log_name
 from tiered_index.service.reading.views import IndexView
 from tiered_index.storage.base import Storage
@@ -63,3 +63,14 @@ class Children:
                 raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "belongs to an index without a log") from None
             self._empty.add(child.uri)
             return None
+        except StorageMisconfigured as error:
+            # a folder of another user is no index if one may look and record 1 of a log is not there
+            with contextlib.suppress(StorageError):
+                try:
+                    MeteredStorage(child, self._prices).head(log_name(1))
+                except ObjectNotFound:
+                    return None
+            raise StorageMisconfigured(
+                f"{child.uri} may be an index that this user can't read: allow it, or give the other indexes by their "
+                f"URIs instead of {self._shared.uri} ({error})"
+            ) from error

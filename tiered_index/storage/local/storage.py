@@ -81,23 +81,15 @@ class LocalStorage(SizedStorage):
         return cls(local_path(uri, "file:///dir"), disk=disk)
 
     def children(self) -> Iterator[LocalStorage]:
-        """Yield the storages in folders of this one, in order of name; not the folders of its own objects.
-
-        Logs a warning for a folder that this user may not read, and leaves it out.
-        """
+        """Yield the storages in folders of this one, in order of name; not the folders of its own objects."""
         with typed_errors(f"listing {self.folder}"):
             try:
                 names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
             except FileNotFoundError:
                 return
         for name in names:
-            if name.endswith("%") or name.startswith(".") or name == LOST_AND_FOUND:
-                continue
-            if not os.access(self.folder / name, os.R_OK | os.X_OK):
-                # folders of others must not make the indexes beside them unusable
-                _log.warning("left out, because this user may not read it: %s", self.folder / name)
-                continue
-            yield LocalStorage(self.folder / name, disk=self._disk)
+            if not (name.endswith("%") or name.startswith(".") or name == LOST_AND_FOUND):
+                yield LocalStorage(self.folder / name, disk=self._disk)
 
     def open_now(self, name: str, size_bytes: int) -> OpenObject | None:
         """As `Storage.open_now`, by a few system calls. The path is checked for links only once."""
