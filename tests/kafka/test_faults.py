@@ -63,8 +63,15 @@ def check(index, topic, count):
         assert places(index, topic, f"k{n}") == {(n % PARTITIONS, n // PARTITIONS)}
 
 
+def wait(follower, met):
+    """Wait until a condition is true. Raises the error of a follower that ends before."""
+    until(lambda: met() or follower.has_ended())
+    if follower.has_ended():
+        follower.end()
+
+
 def check_went_on(index, topic, follower, count):
-    until(lambda: follower.messages >= count)
+    wait(follower, lambda: follower.messages >= count)
     assert (follower.messages, follower.entries, follower.losses) == (count, count, [])
     check(index, topic, count)
 
@@ -99,7 +106,7 @@ def test_errors_that_pass(cluster, index, topic, sent, following, error, request
     looked_s = following.source._looked_s
     sent(10 * PARTITIONS, 200)
     # only a look asks for offsets, and the next one begins when it has ended
-    until(lambda: request_kind == FETCH or following.source._looked_s > looked_s + 1.0)
+    wait(following, lambda: request_kind == FETCH or following.source._looked_s > looked_s + 1.0)
     check_went_on(index, topic, following, 200)
 
 

@@ -32,12 +32,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.rocketmq.follow.dispatcher import check_one_store
 from tiered_index.rocketmq.log.columns import IndexBatch, Selection, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.layout import tag_key
 from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
@@ -214,6 +216,8 @@ class ClassicImport:
         self._judged = -1
         self._last = -1
         self._last_hashes: set[int] = set()  # of the entries seen of the message at `_last`
+        # whether an entry of a tag was taken: then the last message's may follow
+        self._has_tags = False
 
     @property
     def source(self) -> str:
@@ -249,7 +253,7 @@ class ClassicImport:
             message = self._reader.read(self._last)
         except (CorruptFile, InvalidArgument):
             return False  # deleted since
-        keys = message.index_keys
+        keys = message.lookup_keys if self._has_tags else message.index_keys
         hashed, _ = hash_batch(
             [message.topic], np.zeros(len(keys), np.int64), code_units(pa.array(keys, pa.large_string()))
         )
@@ -310,6 +314,7 @@ class ClassicImport:
         want = (offsets - batch.begin) << 32 | hashes
         picked = columns.filter(pa.array(np.isin(have, want)))
         if len(picked):
+            self._has_tags = self._has_tags or pc.any(pc.starts_with(picked.column("key"), tag_key(""))).as_py()
             self.entries += self.put(picked, self.source, min(batch.end, last))
             self.position = min(batch.end, last)
         return offsets[~np.isin(want, have)]

@@ -133,3 +133,21 @@ def test_what_is_not_there_is_told_alike(beside, topic):
         assert asks.pull(topic, sent["queue"], 7)["status"] == "OFFSET_ILLEGAL"
         with pytest.raises(RocketmqError):
             asks.by_id(topic, "FD0000000000000000000000000000024FFFFFFFFFFFFFFFFFFFFFFF")
+
+
+# a push consumer asks for the members of its group a second after its start
+@pytest.mark.parametrize(("consumer", "wait_ms"), [("consume", 2500), ("lite_pull", 500)])
+def test_a_consumer_with_a_group_gets_nothing_and_its_log_says_why(beside, topic, consumer, wait_ms):
+    living, ours = beside.living, beside.ours
+    living.send(topic, {"keys": "k", "body": TEXT})
+    same_by_key(living, ours, topic, "k", 1)
+
+    def told() -> list[str]:
+        # which of its logs a client writes to depends on the jars beside it
+        logs = [path.read_text(errors="replace") for path in beside.client.log_folder.glob("*.log")]
+        return [line for log in logs for line in log.splitlines() if "this server has no consumer groups" in line]
+
+    before = len(told())
+    asked = {"topic": topic, "group": f"{consumer}-{topic}", "most": 1, "wait_ms": wait_ms}
+    more = until(lambda: ours.ask(consumer, **asked) == [] and told()[before:])
+    assert "connect the consumer to the broker" in more[0]

@@ -25,12 +25,13 @@ SPANNING = Geometry(20, 51)
 SMALL = ("--set", "slots=50", "--set", "items=2000")
 
 
-def made(folder, count=200, geometry=GEOMETRY, **fields):
+def made(folder, count=200, geometry=GEOMETRY, index_tags=False, **fields):
     """Write a store with classic index files of 99 entries, with two keys and a unique one per message; return its
-    offsets.
+    offsets. With `index_tags` the files have tags, too.
     """
     names = iter(f"2026112010000{n:04d}" for n in range(1_000))
-    with StoreWriter(folder, segment_bytes=SEGMENT, index=geometry, index_name=lambda: next(names)) as writer:
+    names_files = {"index_name": lambda: next(names), "index_tags": index_tags}
+    with StoreWriter(folder, segment_bytes=SEGMENT, index=geometry, **names_files) as writer:
         offsets = []
         for n in range(count):
             topic, more = "orders" if n % 3 else "payments", {"uniq_key": f"U{n}", "store_ms": NOW_MS + n, **fields}
@@ -107,6 +108,40 @@ def test_a_message_whose_keys_are_in_two_files_is_counted_once(tmp_path, they_ar
         assert work.missing_offsets == offsets[:100] * (they_are == "missing")
         again = imported(index, store)
         assert (again.read, again.entries, again.missing, again.hidden, again.files) == (0, 0, 0, 0, 8)
+
+
+def test_entries_of_tags_as_rocketmq_5_4_writes_them_are_those_of_messages(tmp_path):
+    store, later = tmp_path / "store", tmp_path / "later"
+    # files of 50 entries, and four entries a message: the tag of message 12 is in the second file
+    offsets = made(store, 100, SPANNING, index_tags=True, tags="paid")
+    names = sorted(path.name for path in (store / "index").iterdir())
+    (store / "index").rename(later)
+    (store / "index").mkdir()
+    (later / names[0]).rename(store / "index" / names[0])
+    with open_index(tmp_path) as index:
+        first = imported(index, store)
+        assert (first.read, first.entries, first.mismatched, first.position) == (50, 50, 0, offsets[12])
+        for name in names[1:]:
+            (later / name).rename(store / "index" / name)
+        second = imported(index, store)
+        assert (second.mismatched, second.missing, second.hidden) == (0, 0, 0)
+        assert second.position == offsets[-1] + 1
+        found = {item.offset for item in index.query("orders", "T#paid", max_count=1_000)}
+        assert found == {offset for n, offset in enumerate(offsets) if n % 3}
+
+
+def test_the_tag_of_the_last_message_is_taken_when_it_comes(tmp_path):
+    """A file ends between the keys of a message and its tag."""
+    store, later = tmp_path / "store", tmp_path / "later"
+    offsets = made(store, 20, Geometry(20, 48), index_tags=True, tags="paid")
+    (store / "index").rename(later)
+    (store / "index").mkdir()
+    with open_index(tmp_path) as index:
+        for name in sorted(path.name for path in later.iterdir()):
+            (later / name).rename(store / "index" / name)
+            assert imported(index, store).mismatched == 0
+        found = {item.offset for item in index.query("orders", "T#paid", max_count=1_000)}
+        assert found == {offset for n, offset in enumerate(offsets) if n % 3}
 
 
 def test_further_keys_of_the_last_message_are_taken_when_they_come(tmp_path):
