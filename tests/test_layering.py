@@ -9,7 +9,6 @@ import tiered_index
 
 PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
-    ("config.py", "tiered_index.config_checks"): "pydantic takes half as long to import as the rest of a reader",
     ("kernels.py", "tiered_index.zipped"): "only a package in a zip file needs it",
     ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",

@@ -13,9 +13,6 @@ UInt64 = npt.NDArray[np.uint64]
 
 REVISION: int
 
-def texts_of(
-    rows: list[Any], first: str, second: str, most_first: int, most_second: int
-) -> tuple[list[str], list[str]] | None: ...
 def hash_rows(
     units: npt.NDArray[Any],
     offsets: Int64,

@@ -58,23 +58,6 @@ cdef int set_powers() except -1:
 set_powers()
 
 
-def texts_of(list rows not None, str first, str second, Py_ssize_t most_first, Py_ssize_t most_second):
-    """Return the texts `first` and the texts `second` of rows.
-
-    None: a row is not a dict of just these texts, or a text is empty, too long or has a surrogate.
-    """
-    cdef list firsts = [], seconds = []
-    for row in rows:
-        if type(row) is not dict or len(<dict>row) != 2:
-            return None
-        one, other = (<dict>row).get(first), (<dict>row).get(second)
-        if not is_text(one, most_first) or not is_text(other, most_second):
-            return None
-        firsts.append(one)
-        seconds.append(other)
-    return firsts, seconds
-
-
 def hash_rows(
     const Unit[::1] units,
     const int64_t[::1] offsets,
@@ -1004,10 +987,10 @@ cdef class PutRows:
         cdef int32_t word
         cdef PyObject *topic_id
         cdef char *row
-        if not self.takes or count >= self.room or not PyUnicode_CheckExact(topic) or not PyUnicode_CheckExact(key):
+        if not self.takes or count >= self.room or not PyUnicode_CheckExact(topic) or not is_text(key, self.longest_key):
             return False
         bytes_of = PyUnicode_GET_LENGTH(key)
-        if not 0 < bytes_of <= self.longest_key or self.size_bytes + bytes_of + ROW_BYTES > self.room_bytes:
+        if self.size_bytes + bytes_of + ROW_BYTES > self.room_bytes:
             return False
         topic_id = PyDict_GetItem(self.topics, topic)
         if topic_id == NULL or not (PyLong_CheckExact(queue_id) and PyLong_CheckExact(offset)):

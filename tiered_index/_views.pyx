@@ -2163,8 +2163,7 @@ cdef class Answers:
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
         cdef int64_t low, high, most
-        # the caller joins the surrogate pairs of topics
-        if not is_text(topic, self.most_topic) or type(key) is not str or not 0 < len(<str>key) <= self.most_key:
+        if not is_text(topic, self.most_topic) or not is_text(key, self.most_key):
             return None
         # exclude topics of only blanks, and leave unusual first letters to the caller
         if not 32 < <Py_UCS4>(<str>topic)[0] < 127:

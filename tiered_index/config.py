@@ -17,26 +17,24 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from tiered_index.errors import ConfigError, did_you_mean
+from msgspec import Meta, Struct
+
+from tiered_index.conversion import converted, kinds
+from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
-from tiered_index.retention import TABLES_OF_TOPICS, Retention
+from tiered_index.retention import TABLES_OF_TOPICS, Retention, parse_bytes, parse_duration
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage, split_uri
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
-
-if TYPE_CHECKING:
-    # exists only as a stub, which is generated from the fields of `IndexConfig`
-    from tiered_index._settings import Settings
 
 PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's tests, which are not settings
@@ -52,199 +50,160 @@ _YEAR_S = 365.25 * 86400
 _LONGEST_AGE_S, _LONGEST_WAIT_S = 1e12, 1e9
 MOST = 10**18
 """The bound of sizes and counts, which fits the compiled core's numbers."""
-# settings that need no pydantic: most readers have no other
-_PATHS, _URI = ("root", "cache_dir"), "storage"
-# Settings that are tables, with the names of the settings in each
-TABLES: dict[str, Collection[str]] = {
-    "s3": [each.name for each in fields(S3Options)],
-    "prices": PriceTable.__dataclass_fields__,
-    "retention": Retention.__dataclass_fields__,
-}
+Count = Annotated[int, Meta(gt=0, le=MOST)]
+Size = Annotated[int, Meta(ge=0, le=MOST)]
+# Seconds
+Wait = Annotated[float, Meta(gt=0, le=_LONGEST_WAIT_S)]
+Age = Annotated[float, Meta(gt=0, le=_LONGEST_AGE_S)]
+TABLES: dict[str, type[Struct]] = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
+"""The settings that are tables, with their classes."""
 
 
-def setting(default: Any, *, description: str, **rules: float) -> Any:
-    """Declare a setting. `rules` are bounds as pydantic's `Field` takes them."""
-    return field(default=default, metadata={"description": description, **rules})
+class IndexSettings(TypedDict, total=False):
+    """The settings of an index by name, as calls take them. None counts as not given."""
+
+    preset: Literal["native", "rocketmq"] | None
+    hash: Literal["abs", "mask"] | None
+    slots: int | None
+    items: int | None
+    offset_space: OffsetSpace | None
+    flush_interval_s: float | None
+    buffer_max_entries: int | None
+    buffer_max_bytes: int | None
+    disk_max_bytes: int | None
+    seal_after_s: float | None
+    compaction: Literal["local", "spark"] | None
+    compact_timeout_s: float | None
+    local_keep_s: float | None
+    local_keep_bytes: int | None
+    max_late_s: float | None
+    max_early_s: float | None
+    upload_part_bytes: int | None
+    query_threads: int | None
+    coalesce_gap_bytes: int | Literal["price"] | None
+    block_cache_bytes: int | None
+    directory_cache_bytes: int | None
+    cache_dir: str | Path | None
+    cache_max_bytes: int | None
+    filter_after_probes: int | None
+    prices: PriceTable | dict[str, Any] | None
+    retention: Retention | dict[str, Any] | None
+    lease_ttl_s: float | None
+    lifecycle_interval_s: float | None
+    refresh_interval_s: float | None
+    source_timeout_s: float | None
+    checkpoint_every: int | None
+    background: bool | None
+    raise_file_limit: bool | None
+    s3: S3Options | dict[str, Any] | None
 
 
-@dataclass(frozen=True, init=False)
-class IndexConfig:
+class Settings(IndexSettings, total=False):
+    """All settings by name."""
+
+    root: str | Path | None
+    storage: str | None
+    item_type: type[IndexItem] | None
+
+
+class _Checked(type(Struct)):  # type: ignore[misc]
+    """The class of `IndexConfig`: a call reads the environment, and checks the settings."""
+
+    def __call__(cls, *, environment: bool = True, **values: Any) -> Any:
+        return _made(_checked(_merged(_in_environment(), values) if environment else values))
+
+
+class IndexConfig(Struct, metaclass=_Checked, frozen=True, kw_only=True, dict=True):
     """The settings of an index. Times are in seconds, sizes in bytes; docs/settings.md lists all.
 
     Give settings by name. The environment supplies those that you do not give, unless `environment` is false. Raises
     `ConfigError` naming every setting that is unknown or wrong. Instances are immutable; any thread.
     """
 
-    root: Path | None = setting(None, description="Folder of the local files. It has one writer at a time")
-    storage: str | None = setting(
-        None,
-        description="Storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name",
-    )
-    preset: Literal["native", "rocketmq"] = setting(
-        "native", description="File format: `native`, or `rocketmq` (that of RocketMQ's `IndexStoreFile`)"
-    )
-    hash: Literal["abs", "mask"] | None = setting(
-        None,
-        description="With preset rocketmq: hash rule of new files, `abs` (RocketMQ up to 5.5.0) or `mask` "
-        "(from 5.5.1 on). None: the index's rule, or `mask` for a new index",
-    )
-    slots: int | None = setting(
-        None,
-        gt=0,
-        description="Slots of the hash table in each file. None: 1,000,000, or 5,000,000 with preset rocketmq",
-    )
-    items: int | None = setting(
-        None,
-        gt=1,
-        description="Number of items in a file. Item 0 stays empty, so 1,000 items hold 999 entries. "
-        "None: 4,000,000, or 20,000,000 with preset rocketmq",
-    )
-    item_type: type[IndexItem] | None = setting(None, description="Class of entries. None: the class of the preset")
-    offset_space: OffsetSpace = setting(
-        "custom",
-        description="Meaning of `offset`: `commitlog` (position in RocketMQ's commit log), `tiered_queue` "
-        "(position in a queue of RocketMQ's tiered store) or `custom` (any other number)",
-    )
-    flush_interval_s: float = setting(
-        0.5, gt=0, le=_LONGEST_WAIT_S, description="Longest time from a put until the flush of its entry to disk"
-    )
-    buffer_max_entries: int = setting(2_000_000, gt=0, le=MOST, description="Most entries in the write buffer")
-    buffer_max_bytes: int = setting(
-        512 << 20,
-        gt=0,
-        le=MOST,
-        description="Most memory of the write buffer, by an estimate of the size of its entries",
-    )
-    disk_max_bytes: int | None = setting(
-        None, gt=0, le=MOST, description="Most bytes of local files. None: the size of the disk"
-    )
-    seal_after_s: float = setting(
-        3 * 3600.0,
-        gt=0,
-        le=_LONGEST_AGE_S,
-        description="Age at which the writer seals a file, then uploads it. It may be less than a second",
-    )
-    compaction: Literal["local", "spark"] = setting(
-        "local",
-        description="Process that compacts sealed files: the writer (`local`), or jobs of `spark compact` (`spark`)",
-    )
-    compact_timeout_s: float = setting(
-        3600.0,
-        gt=0,
-        le=_LONGEST_WAIT_S,
-        description="With compaction `spark`: time that a file waits for a job before this host compacts it",
-    )
-    local_keep_s: float = setting(
-        86400.0, ge=0, le=_LONGEST_AGE_S, description="Time that the writer keeps the local copy of an uploaded file"
-    )
-    local_keep_bytes: int | None = setting(
-        None,
-        ge=0,
-        le=MOST,
-        description="Most bytes of local copies of uploaded files. The writer deletes the oldest first",
-    )
-    max_late_s: float = setting(
-        20 * _YEAR_S,
-        gt=0,
-        le=_LONGEST_AGE_S,
-        description="Entries older than this go to files of their own, the quarantine",
-    )
-    max_early_s: float = setting(
-        86400.0, gt=0, le=_LONGEST_AGE_S, description="Entries further in the future than this go to the quarantine"
-    )
-    upload_part_bytes: int = setting(
-        16 << 20, ge=5 << 20, le=5 << 30, description="The writer uploads larger files in parts of this size"
-    )
-    query_threads: int = setting(
-        32, gt=0, le=256, description="Most ranges that lookups read from the storage in parallel"
-    )
-    coalesce_gap_bytes: int | Literal["price"] = setting(
-        256 << 10,
-        description="A lookup reads two slot groups of a file in one request if at most this many bytes are between "
-        "them. The value `price` means the bytes that cost as much as one request",
-    )
-    block_cache_bytes: int = setting(
-        64 << 20,
-        ge=0,
-        le=MOST,
-        description="Memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read",
-    )
-    directory_cache_bytes: int = setting(
-        256 << 20,
-        ge=0,
-        le=MOST,
-        description="Memory for directories of stored files: the places of their slot groups. "
-        "Filters get further memory: half of this value",
-    )
-    cache_dir: Path | None = setting(
-        None,
-        description="Folder for cached directories and filters. None: a folder in the root, or no cache on disk if "
-        "there is no root",
-    )
-    cache_max_bytes: int = setting(4 << 30, gt=0, le=MOST, description="Most bytes in `cache_dir`")
-    filter_after_probes: int = setting(
-        8,
-        gt=0,
-        le=MOST,
-        description="After this many lookups that found nothing in a file, the next lookup fetches the file's filter",
-    )
-    prices: PriceTable = setting(
-        PriceTable(), description="Price list for estimated costs; S3 Standard's as of 2026-11"
-    )
-    retention: Retention = setting(Retention(), description="Rule of expiry; by default nothing expires")
-    lease_ttl_s: float = setting(
-        60.0,
-        gt=0,
-        le=_LONGEST_WAIT_S,
-        description="Time to live of the writer's lease. After a crash, a writer on another host waits this long",
-    )
-    lifecycle_interval_s: float = setting(
-        1.0,
-        gt=0,
-        le=_LONGEST_WAIT_S,
-        description="Pause between rounds of the life cycle: seal, compact, upload, retire, expire",
-    )
-    refresh_interval_s: float = setting(
-        30.0, ge=0, le=_LONGEST_WAIT_S, description="Time between two reads of the storage's log, for new files"
-    )
-    source_timeout_s: float = setting(
-        5.0,
-        ge=0.01,
-        le=_LONGEST_WAIT_S,
-        description="A reader of several indexes waits this long for a response of each. Then lookups report the index "
-        "in `failed` and no longer wait for it, until it answers a request in the background",
-    )
-    checkpoint_every: int | None = setting(
-        None, gt=0, le=MOST, description="Log records from one checkpoint to the next. None: 1"
-    )
-    background: bool = setting(
-        True,
-        description="Flush, compact and upload in background threads. False: only by your calls of `flush` and "
-        "`run_lifecycle`",
-    )
-    raise_file_limit: bool = setting(
-        True,
-        description="Raise the process's soft limit of open files, to 65,536 or the hard limit. It stays raised after "
-        "`close`",
-    )
-    s3: S3Options = setting(S3Options(), description="How to reach S3")
+    # Folder of the local files. It has one writer at a time
+    root: Path | None = None
+    # Storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name
+    storage: str | None = None
+    # File format: `native`, or `rocketmq` (that of RocketMQ's `IndexStoreFile`)
+    preset: Literal["native", "rocketmq"] = "native"
+    # With preset rocketmq: hash rule of new files, `abs` (RocketMQ up to 5.5.0) or `mask` (from 5.5.1 on). None: the
+    # index's rule, or `mask` for a new index
+    hash: Literal["abs", "mask"] | None = None
+    # Slots of the hash table in each file. None: 1,000,000, or 5,000,000 with preset rocketmq
+    slots: Annotated[int, Meta(gt=0)] | None = None
+    # Number of items in a file. Item 0 stays empty, so 1,000 items hold 999 entries. None: 4,000,000, or 20,000,000
+    # with preset rocketmq
+    items: Annotated[int, Meta(gt=1)] | None = None
+    # Class of entries. None: the class of the preset
+    item_type: type[IndexItem] | None = None
+    # Meaning of `offset`: `commitlog` (position in RocketMQ's commit log), `tiered_queue` (position in a queue of
+    # RocketMQ's tiered store) or `custom` (any other number)
+    offset_space: OffsetSpace = "custom"
+    # Longest time from a put until the flush of its entry to disk
+    flush_interval_s: Wait = 0.5
+    # Most entries in the write buffer
+    buffer_max_entries: Count = 2_000_000
+    # Most memory of the write buffer, by an estimate of the size of its entries
+    buffer_max_bytes: Count = 512 << 20
+    # Most bytes of local files. None: the size of the disk
+    disk_max_bytes: Count | None = None
+    # Age at which the writer seals a file, then uploads it. It may be less than a second
+    seal_after_s: Age = 3 * 3600.0
+    # Process that compacts sealed files: the writer (`local`), or jobs of `spark compact` (`spark`)
+    compaction: Literal["local", "spark"] = "local"
+    # With compaction `spark`: time that a file waits for a job before this host compacts it
+    compact_timeout_s: Wait = 3600.0
+    # Time that the writer keeps the local copy of an uploaded file
+    local_keep_s: Annotated[float, Meta(ge=0, le=_LONGEST_AGE_S)] = 86400.0
+    # Most bytes of local copies of uploaded files. The writer deletes the oldest first
+    local_keep_bytes: Size | None = None
+    # Entries older than this go to files of their own, the quarantine
+    max_late_s: Age = 20 * _YEAR_S
+    # Entries further in the future than this go to the quarantine
+    max_early_s: Age = 86400.0
+    # The writer uploads larger files in parts of this size
+    upload_part_bytes: Annotated[int, Meta(ge=5 << 20, le=5 << 30)] = 16 << 20
+    # Most ranges that lookups read from the storage in parallel
+    query_threads: Annotated[int, Meta(gt=0, le=256)] = 32
+    # A lookup reads two slot groups of a file in one request if at most this many bytes are between them. The value
+    # `price` means the bytes that cost as much as one request
+    coalesce_gap_bytes: Size | Literal["price"] = 256 << 10
+    # Memory for slot groups: pieces of some 16 KiB of the stored files, which lookups read
+    block_cache_bytes: Size = 64 << 20
+    # Memory for directories of stored files: the places of their slot groups. Filters get further memory: half of this
+    # value
+    directory_cache_bytes: Size = 256 << 20
+    # Folder for cached directories and filters. None: a folder in the root, or no cache on disk if there is no root
+    cache_dir: Path | None = None
+    # Most bytes in `cache_dir`
+    cache_max_bytes: Count = 4 << 30
+    # After this many lookups that found nothing in a file, the next lookup fetches the file's filter
+    filter_after_probes: Count = 8
+    # Price list for estimated costs; S3 Standard's as of 2026-11
+    prices: PriceTable = PriceTable()
+    # Rule of expiry; by default nothing expires
+    retention: Retention = Retention()
+    # Time to live of the writer's lease. After a crash, a writer on another host waits this long
+    lease_ttl_s: Wait = 60.0
+    # Pause between rounds of the life cycle: seal, compact, upload, retire, expire
+    lifecycle_interval_s: Wait = 1.0
+    # Time between two reads of the storage's log, for new files
+    refresh_interval_s: Annotated[float, Meta(ge=0, le=_LONGEST_WAIT_S)] = 30.0
+    # A reader of several indexes waits this long for a response of each. Then lookups report the index in `failed` and
+    # no longer wait for it, until it answers a request in the background
+    source_timeout_s: Annotated[float, Meta(ge=0.01, le=_LONGEST_WAIT_S)] = 5.0
+    # Log records from one checkpoint to the next. None: 1
+    checkpoint_every: Count | None = None
+    # Flush, compact and upload in background threads. False: only by your calls of `flush` and `run_lifecycle`
+    background: bool = True
+    # Raise the process's soft limit of open files, to 65,536 or the hard limit. It stays raised after `close`
+    raise_file_limit: bool = True
+    # How to reach S3
+    s3: S3Options = S3Options()
 
-    def __init__(self, *, environment: bool = True, **values: Any) -> None:
-        """Make settings from arguments. The environment supplies the others, unless `environment` is false.
+    if TYPE_CHECKING:
 
-        Raises `ConfigError` naming every key that is unknown or wrong.
-        """
-        if environment:
-            found: dict[str, Any] = {}
-            for _, path, value in of_environment():
-                found = with_value(found, path, value)
-            values = _merged(found, values)
-        self._set(_checked(values))
-
-    def _set(self, values: Mapping[str, Any]) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, values.get(each.name, each.default))
-        object.__setattr__(self, "_given", frozenset(values))
+        def __init__(self, *, environment: bool = True, **values: Any) -> None: ...
 
     @property
     def given(self) -> frozenset[str]:
@@ -254,9 +213,7 @@ class IndexConfig:
 
     def changed(self, **values: Any) -> IndexConfig:
         """Return a copy with other values. Raises `ConfigError` naming every key that is unknown or wrong."""
-        copy = object.__new__(type(self))
-        copy._set({name: getattr(self, name) for name in self.given} | _checked(values))
-        return copy
+        return _made({name: getattr(self, name) for name in self.given} | _checked(values))
 
     def open_storage(self, uri: str | None = None, *, any_names: bool = False) -> Storage:
         """Open the storage at `uri` (None: the index's storage) with the options set here. Raises `ConfigError`.
@@ -287,17 +244,19 @@ class IndexConfig:
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file} is not TOML: {error}") from error
         in_file = dict(values)
-        for _, path, value in of_environment(is_strict=True) if environment else ():
+        for _, path, value in _of_environment(is_strict=True) if environment else ():
             values = with_value(values, path, value)
         given_values = {name: value for name, value in given.items() if value is not None}
-        try:
-            config = object.__new__(cls)  # a file may have any name, also one of the arguments of `__init__`
-            config._set(_checked(_merged(values, given_values)))
-            return config
-        except ConfigError as error:
-            from tiered_index.config_checks import located
 
-            raise located(error, given_values, in_file, config_file, environment) from error.__cause__
+        def place(path: list[str]) -> str:
+            if holds(given_values, path):
+                return ""
+            if environment and (variable := _variable(path)) is not None:
+                return f"environment variable {variable}: "
+            return f"{config_file}: " if holds(in_file, path) else ""
+
+        # a file may have any name, also one of the arguments of a call
+        return _made(_checked(_merged(values, given_values), place))
 
     def schema_of(self) -> Schema:
         """Return the schema of the index's entries."""
@@ -325,23 +284,137 @@ def checked_config(config: object) -> IndexConfig:
     raise ConfigError(f"config must be an IndexConfig, not {type(config).__name__}{meant}")
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the types that they are declared with. Raises `ConfigError` naming every wrong one."""
-    if values.keys() <= {_URI, *_PATHS}:
-        with contextlib.suppress(ConfigError):  # `checked` raises it, with the setting's name
-            return {name: _plain(name, value) for name, value in values.items()}
-    from tiered_index.config_checks import checked
-
-    return checked(values)
+def _made(checked: Mapping[str, Any]) -> IndexConfig:
+    config: IndexConfig = type(Struct).__call__(IndexConfig, **checked)
+    config.__dict__["_given"] = frozenset(checked)
+    return config
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return a setting of `_PATHS` or `_URI`. Raises `ConfigError`."""
+Problems = list[tuple[list[str], str]]
+
+
+def _checked(values: Mapping[str, Any], place: Callable[[list[str]], str] = lambda path: "") -> dict[str, Any]:
+    """Return settings with the types that they are declared with.
+
+    Raises `ConfigError` that names every wrong one, after the `place` of its path.
+    """
+    problems: Problems = []
+    checked = {name: _setting(name, value, problems) for name, value in values.items()}
+    by_place: dict[str, list[str]] = {}
+    for path, problem in problems:
+        by_place.setdefault(place(path), []).append(problem)
+    if by_place:
+        raise ConfigError("; ".join(where + "; ".join(problems) for where, problems in by_place.items()))
+    return checked
+
+
+def _setting(name: str, value: Any, problems: Problems) -> Any:
+    """Return the checked value of a setting, or add to `problems`."""
+    if name in TABLES and isinstance(value, Mapping):
+        return _table(name, value, problems)
+    try:
+        if name in IndexConfig.__struct_fields__:
+            return _value(name, value)
+        problems.append(([name], unknown(name, IndexConfig.__struct_fields__)))
+    except StorageMisconfigured:
+        raise
+    except (ConfigError, ValueError) as error:
+        problems.append(([name], _said(name, error)))
+    return None
+
+
+def _table(table: str, values: Mapping[Any, Any], problems: Problems) -> Any:
+    """Return the checked table of settings, or add to `problems`."""
+    known, checked, before = TABLES[table].__struct_fields__, {}, len(problems)
+    for name, value in values.items():
+        if name not in known:
+            problems.append(([table, str(name)], unknown(str(name), known, table)))
+            continue
+        try:
+            value = _with_units(name, value) if table == "retention" else value
+            checked[name] = converted(value, kinds(TABLES[table])[name])
+        except ValueError as error:
+            problems.append(([table, name], _said(f"{table}.{name}", error)))
+        except ConfigError as error:
+            problems.append(_inside(table, error))
+    try:
+        return TABLES[table](**checked) if len(problems) == before else None
+    except ConfigError as error:
+        problems.append(_inside(table, error))
+        return None
+
+
+def _inside(table: str, error: ConfigError) -> tuple[list[str], str]:
+    """Return path and message of an error that begins with the name of a setting in a table."""
+    sentence = str(error).removesuffix(".")
+    return [table, re.split("[ .:]", sentence, maxsplit=1)[0]], f"setting {table}.{sentence}"
+
+
+def _said(name: str, error: Exception) -> str:
+    """Return the message about a wrong setting. Only our own checks quote the value, which may be a secret."""
+    sentence = str(error).removesuffix(".")
+    return f"setting {name}{' ' if sentence.startswith('must ') else ': '}{sentence}"
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return the checked value of a setting that is no table of values. Raises `ValueError` and `ConfigError`."""
+    if name in ("root", "cache_dir", "storage") and value is not None:
+        if value == "":
+            raise ValueError("must not be empty")
+        if name == "storage":
+            return usable_uri(converted(str(value) if isinstance(value, Path) else value, str))
+        if not isinstance(value, str | Path):
+            raise ValueError("must be a path")
+        return absolute_path(Path(value))
+    if name == "item_type":
+        if value is not None and not (isinstance(value, type) and issubclass(value, IndexItem)):
+            raise ValueError("must be a class that derives from IndexItem")
+        return value
+    try:
+        return converted(value, kinds(IndexConfig)[name])
+    except ValueError:
+        if name in TABLES:
+            example = TABLES[name].__struct_fields__[0]
+            raise ValueError(f"must be a table of settings, such as {name}.{example}") from None
+        if name == "coalesce_gap_bytes" and not isinstance(value, bool):
+            most = f"at most {MOST:.15g}, or price"
+            raise ValueError(f"must be a whole number of bytes, not negative and {most}") from None
+        raise
+
+
+def _with_units(name: str, value: Any) -> Any:
+    """Return a value of `Retention` in seconds or bytes. Raises `ValueError`, also for an age without a unit."""
+    if name == "max_bytes":
+        return parse_bytes(value) if isinstance(value, str) else value
     if value is None:
         return None
-    if not value or not isinstance(value, str if name == _URI else str | Path):
-        raise ConfigError(f"{name} must be a text that is not empty")
-    return usable_uri(value) if name == _URI else absolute_path(Path(value))
+    if name not in TABLES_OF_TOPICS:
+        return _seconds(value)
+    if isinstance(value, str):  # from an environment variable
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError("must be a table, as JSON") from error
+    if not isinstance(value, Mapping):
+        return value
+    ages = {}
+    for topic, age in value.items():
+        try:
+            ages[topic] = _seconds(age)
+        except ValueError as error:
+            raise ConfigError(f"{name}.{topic}: {error}") from error
+    return ages
+
+
+def _seconds(age: Any) -> Any:
+    is_number = isinstance(age, int | float)
+    # a truth would count as 1 or 0
+    text = str(age).lower() if isinstance(age, bool) else f"{age:g}" if isinstance(age, float) else str(age)
+    try:
+        return parse_duration(text) if is_number or isinstance(age, str) else age
+    except ValueError as error:
+        hint = " as text; in Python, the class Retention takes seconds" if is_number else ""
+        raise ValueError(f"{error}{hint}") from error
 
 
 def usable_uri(uri: str) -> str:
@@ -368,12 +441,27 @@ def _path(name: str) -> list[str]:
     return [field.lower(), *(part.lower() for part in inner[:1]), *inner[1:]]
 
 
-def of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str], Any]]:
+def _in_environment() -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _, path, value in _of_environment():
+        values = with_value(values, path, value)
+    return values
+
+
+def _variable(path: Sequence[str]) -> str | None:
+    """Return the environment variable that sets the value at `path`, or a table with it; None: there is none."""
+    # not by names: a table in the environment sets only what it has
+    set_as = {(PREFIX + "__".join(inner)).upper(): name for name, inner, _ in _of_environment()}
+    names = [(PREFIX + "__".join(path[:count])).upper() for count in range(len(path), 0, -1)]
+    return next((set_as[name] for name in names if name in set_as), None)
+
+
+def _of_environment(*, is_strict: bool = False) -> Iterator[tuple[str, list[str], Any]]:
     """Yield variable, path and value of each setting in the environment. A table comes before the settings in it.
 
     Raises `ConfigError` for a table that is not JSON, and if `is_strict` for an unknown setting.
     """
-    known = [each.name for each in fields(IndexConfig)]
+    known = IndexConfig.__struct_fields__
     for name in sorted(variables(), key=lambda each: each.count("__")):
         path = _path(name)
         if path[0] not in known or (path[1:] and path[0] not in TABLES):

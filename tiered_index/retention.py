@@ -14,8 +14,10 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from tiered_index.documents import MILLISECONDS, Optional, integer, list_of, map_of, record
 from tiered_index.errors import ConfigError
@@ -58,8 +60,7 @@ def parse_bytes(text: str) -> int:
     return int(number) * _UNITS_BYTES.get(unit, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class Retention(Struct, frozen=True, kw_only=True):
     """The rule by which entries expire: ages, for all topics or by topic, and a limit of bytes.
 
     Arguments of this class are seconds and bytes. In a dict, a file or a variable, ages have a unit, such as ``7d``;
@@ -78,10 +79,10 @@ class Retention:
     """
 
     age_s: float | None = None
-    topics: Mapping[str, float] = field(default_factory=dict)
+    topics: Mapping[str, float] = msgspec.field(default_factory=dict)
     max_bytes: int | None = None
     segments_age_s: float | None = None
-    segments_topics: Mapping[str, float] = field(default_factory=dict)
+    segments_topics: Mapping[str, float] = msgspec.field(default_factory=dict)
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:

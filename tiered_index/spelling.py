@@ -41,5 +41,5 @@ def other_spellings(key: str) -> tuple[str, ...]:
         if "\ufffd" in spellings[1] and spellings[1].encode() != data:
             spellings.pop()
     elif _CONTROL.search(key):
-        spellings = [f"0x{key.encode(errors='surrogatepass').hex()}"]
+        spellings = [f"0x{key.encode().hex()}"]
     return tuple([each for each in dict.fromkeys(spellings) if each != key])

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import re
 from typing import Any
 
+from msgspec import NODEFAULT, structs
+
 from tiered_index import IndexConfig
+from tiered_index.config import TABLES
 from tiered_index.retention import Retention
-from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.s3.options import S3Options
 
 __all__ = ["table"]
-
-_TABLES = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
 
 
 def table() -> str:
     """Return a row for each setting: its name, its default, its variable, its meaning."""
     lines = ["| setting | default | environment variable | meaning |", "|---|---|---|---|"]
-    for setting in dataclasses.fields(IndexConfig):
+    meanings = _comments(IndexConfig)
+    for setting in structs.fields(IndexConfig):
         name = setting.name
-        if name != "item_type" and name not in _TABLES:
-            meaning = setting.metadata["description"]
-            lines.append(f"| `{name}` | {_shown(setting.default)} | `{_variable(name)}` | {meaning} |")
-    for name, kind in _TABLES.items():
+        if name != "item_type" and name not in TABLES:
+            lines.append(f"| `{name}` | {_shown(setting.default)} | `{_variable(name)}` | {meanings[name]} |")
+    for name, kind in TABLES.items():
         meanings = _comments(kind) | _items(kind)
-        for option in dataclasses.fields(kind):
-            default = None if option.default is dataclasses.MISSING else option.default
+        for option in structs.fields(kind):
+            default = None if option.default is NODEFAULT else option.default
             meaning, variable = meanings[option.name], _variable(f"{name}__{option.name}")
             default = f"{default / 86400:g}d" if kind is Retention and isinstance(default, float) else default
             lines.append(f"| `{name}.{option.name}` | {_shown(default)} | `{variable}` | {meaning} |")
@@ -56,7 +54,7 @@ def _items(kind: type) -> dict[str, str]:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Return the comment above each field of a dataclass."""
+    """Return the comment above each field of a class."""
     source = inspect.getsource(kind)
     lines, found = source.splitlines(), {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import traceback
@@ -12,6 +11,7 @@ from pathlib import Path
 import boto3
 import pytest
 from moto import mock_aws
+from msgspec import structs
 
 from tests.integration.cli.command_lines import run_here
 from tests.storage.scripted_server import ScriptedServer, error, scripted_server
@@ -176,7 +176,7 @@ def test_a_whole_life_shows_no_secret(tmp_path: Path, caplog: pytest.LogCaptureF
     caplog.set_level(logging.DEBUG, "tiered_index")
     uri = "s3://bucket/index"
     settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=7, items=20, background=False)
-    text = repr(settings) + str(settings) + str(dataclasses.asdict(settings)) + repr(settings.s3)
+    text = repr(settings) + str(settings) + str(structs.asdict(settings)) + repr(settings.s3)
     with IndexService.open(settings) as index:
         index.put("t", 0, ["k"], 0, 10, 1_700_000_000_000)
         index.seal()

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from tests.server.conftest import index_in, published, serving
 from tests.support.batches import batch
-from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import decoded, table_of_stream
-from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.server import parameters, wire
+from tiered_index.errors import StorageUnavailable
+from tiered_index.server import wire
 from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction
-from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, FileReport, LostFile, Provenance, column
+from tiered_index.types import FileReport, LostFile, Provenance, column
 
 T = 1_700_000_000_000
 HIDDEN = Redaction((("broker-", "[root]-"),))
@@ -162,32 +161,6 @@ def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, boun
         assert [report["file"] for report in got.json()["failed"]]
         more = client.post("/v1/query:batch", json=asked | {"max_requests": 9})
         assert more.status_code == (422 if caps else 200)
-
-
-texts = st.sampled_from(["t", "tö", "ключ", "🗝", "k" * MAX_TOPIC_UNITS, "k" * MAX_KEY_UNITS])
-wrong = st.sampled_from(["", "\ud800", "k\udfff", "k" * (MAX_KEY_UNITS + 1), None, 1, True, ["t"], {}])
-rows = st.fixed_dictionaries({"topic": st.just("t"), "key": texts})
-other_rows = st.one_of(
-    st.fixed_dictionaries({"topic": texts | wrong, "key": texts | wrong}),
-    st.fixed_dictionaries({}, optional={"topic": texts, "key": texts, "max_count": st.integers(0, 9), "tag": texts}),
-    st.fixed_dictionaries({"topic": texts, "key": texts, "begin_ms": st.just(7), "cursor": st.just("c")}),
-    wrong,
-)
-
-
-@settings(max_examples=200)
-@given(plain=st.lists(rows, max_size=4), more=st.lists(other_rows, max_size=2), rest=st.sampled_from([{}, {"tag": 1}]))
-def test_a_body_is_read_the_same_with_and_without_the_core(plain, more, rest):
-    body = json.dumps({"lookups": [*plain, *more]} | rest).encode()
-
-    def read(core):
-        with using(core):
-            try:
-                return parameters.of_body(parameters.BatchBody, body).columns()
-            except InvalidArgument as error:
-                return str(error)
-
-    assert read(compiled_core()) == read(None)
 
 
 def test_a_batch_whose_entries_exceed_the_memory_of_answers_is_refused(tmp_path):

@@ -228,12 +228,11 @@ def test_a_body_may_have_any_encoding_of_json_and_numbers_of_any_size(client, en
     assert got.json()["results"][0]["items"] == whole["items"] != []
 
 
-def test_errors_without_end_are_counted(client):
+def test_errors_without_end_are_few(client):
     names = {str(number): 0 for number in range(20_000)}
-    got = client.post("/v1/query:batch", json={"lookups": [names]})
-    assert (got.status_code, "20,002 values are wrong" in got.json()["detail"]) == (400, True)
-    del names["0"], names["1"]
-    got = client.post("/v1/query:batch", json={"lookups": [names]})
+    got = client.post("/v1/query:batch", json={"lookups": [names]} | names)
+    assert got.status_code == 400 and len(got.json()["detail"]) < 1000
+    got = client.post("/v1/query:batch", json={"lookups": [{"key": "k"}]})
     assert got.status_code == 400 and "lookups.0.topic is missing" in got.json()["detail"]
 
 

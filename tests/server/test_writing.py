@@ -5,7 +5,6 @@ import io
 import json
 import random
 import time
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -83,7 +82,7 @@ def test_a_fenced_writer_does_not_say_that_the_index_has_a_body(index, tmp_path)
     with serving(index) as client:
         request = partial(client.post, "/v1/entries", content=lines(message(1)), headers=LINES)
         assert request(params=asked).json()["entries"] == 2
-        with IndexService(replace(index.config, root=tmp_path / "other"), takes_over=True) as newer:
+        with IndexService(index.config.changed(root=tmp_path / "other"), takes_over=True) as newer:
             index.seal()
             with pytest.raises(WriterFenced):
                 index.run_lifecycle()
@@ -123,7 +122,7 @@ WRONG = [
     (LINES, lines(message(1), message(2, keys=[True])), "line 2: a key must be text, not bool"),
     (LINES, "[" * 100_000, "line 1: not JSON: "),
     # no lookup over HTTP could name this key
-    (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),
+    (LINES, lines(message(1), message(2, keys=["k\ud800"])), "half a surrogate pair"),
     (ARROW, "no arrow", "the body is not an Arrow stream"),
     (ARROW, arrow(message(1))[:-200], "the body is not an Arrow stream"),
     (ARROW, arrow(message(1)) + arrow(message(2)), "has data after the end of the Arrow stream"),

@@ -52,7 +52,7 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     worker = bare_python(tmp_path / "bare")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYSPARK_PYTHON": str(worker), "SPARK_LOCAL_IP": "127.0.0.1"}
-    script = "import numpy, pyarrow, boto3, pydantic, pyspark, importlib.util as u; print(u.find_spec('tiered_index'))"
+    script = "import numpy, pyarrow, boto3, msgspec, pyspark, importlib.util as u; print(u.find_spec('tiered_index'))"
     quiet = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     found = subprocess.run([worker, "-c", script], **quiet, check=True)
     assert found.stdout.strip() == "None"

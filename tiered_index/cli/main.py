@@ -142,19 +142,30 @@ def _options(
     pass
 
 
+_WORDS = {
+    "int_": "must be a whole number",
+    "float_": "must be a number",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
+}
+
+
+def _in_our_words(error: Any) -> str:
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"]).removesuffix(".")
+    sentence = next((words for kind, words in _WORDS.items() if error["type"].startswith(kind)), None)
+    return sentence.format_map(error.get("ctx", {})) if sentence is not None else str(error["msg"])
+
+
 def run(arguments: list[str] | None = None, program: typer.Typer = app, name: str = "tiered-index") -> None:
     """Run one command line (the process's own by default) of a program and exit with its code."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = program(args=given, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
-        # imported on use: --help and --version do not need it
-        from pydantic import ValidationError
-
-        if isinstance(error.__context__, ValidationError):
-            from tiered_index.config_checks import in_our_words
-
-            error.message = "; ".join(map(in_our_words, error.__context__.errors()))
+        # typer's own checks have technical messages
+        if (errors := getattr(error.__context__, "errors", None)) is not None:
+            error.message = "; ".join(map(_in_our_words, errors()))
         if "--json" in given:
             Output(as_json=True).error(error.__class__.__name__, error.format_message(), exit_code=USAGE)
         else:

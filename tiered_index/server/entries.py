@@ -29,15 +29,7 @@ from tiered_index.server.served import Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.index import IndexService
 from tiered_index.sources.arrow import TooLarge, read_table
-from tiered_index.sources.columns import (
-    FIELDS,
-    check_kinds,
-    check_names,
-    check_unicode,
-    columns_of,
-    entry_columns,
-    is_list,
-)
+from tiered_index.sources.columns import FIELDS, check_kinds, check_names, columns_of, entry_columns, is_list
 from tiered_index.sources.messages import Fields, json_fields
 
 _FIELDS = Fields()
@@ -79,8 +71,7 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
             fields = json_fields(line)
             if unknown := fields.keys() - _COLUMNS:
                 raise InvalidArgument(f"{min(unknown)!r:.80} is not a field of a message")
-            messages.append(message := _FIELDS.checked(fields))
-            check_unicode(message)
+            messages.append(_FIELDS.checked(fields))
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error}") from error
     if len({message.topic_id is None for message in messages}) > 1:

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import accumulate, chain, islice
 from typing import Any
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -103,9 +104,9 @@ class LookupHandlers(Handlers):
         form = wire.form_of(request.headers.get("accept"))
         if asked.all and form == wire.JSON:
             raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
-        if asked.all and "max_count" not in asked.model_fields_set:
+        if asked.all and "max_count" not in request.query_params:
             # each page repeats a part of the lookup: larger pages take less time in total
-            asked = asked.model_copy(update={"max_count": min(parameters.PAGE, self.served.caps.max_count)})
+            asked = structs.replace(asked, max_count=min(parameters.PAGE, self.served.caps.max_count))
         self._check_count(asked.max_count)
         if form != wire.JSON:
             return await self._stream(request, asked, self.allowance(asked), form)

@@ -5,99 +5,88 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NotRequired, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
-from pydantic_core import from_json
+import msgspec
+from msgspec import Meta, Struct
 from starlette.datastructures import QueryParams
-from typing_extensions import TypedDict
 
-from tiered_index.config_checks import in_our_words
+from tiered_index.config import Wait
+from tiered_index.conversion import converted, kinds, members_of, of_text, sentence_of
 from tiered_index.errors import InvalidArgument
-from tiered_index.kernels import compiled
 from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused
 from tiered_index.service.answers.asked import LookupColumns
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Struct)
 
-Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value)))]
-# A date without a time means the end of the day
-End = Annotated[int, BeforeValidator(lambda value: parse_time(str(value), end=True))]
-Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS)]
-Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS)]
+
+class Time(int):
+    """Epoch milliseconds; a request may give an ISO 8601 time."""
+
+
+class End(int):
+    """The end of a time range; a date without a time means the end of the day."""
+
+
+Topic = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC_UNITS)]
+Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_UNITS)]
 # Default of the library's `query_all`
 PAGE = 1000
 # Default of `Lookup`
 _MAX_COUNT = 64
-# Most errors of one request that are reported in detail: pydantic makes an object of a KiB for each
-_MOST_ERRORS = 20_000
+# Most errors of one request that are reported in detail
+_MOST_ERRORS = 5
+Count = Annotated[int, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+Position = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-def _is_no_truth(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise InvalidArgument("must be a number, not true or false")
-    return value
-
-
-# pydantic accepts true as 1
-Count = Annotated[int, BeforeValidator(_is_no_truth)]
-Amount = Annotated[float, BeforeValidator(_is_no_truth)]
-
-
-class Nothing(BaseModel):
+class Nothing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Model of a request without parameters. An undeclared parameter is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-class Spending(Nothing):
+class Spending(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of one request. The service has its own; the lower one counts."""
 
-    max_requests: Count | None = Field(None, ge=0)
-    max_bytes: Count | None = Field(None, ge=0)
-    max_cost_usd: Amount | None = Field(None, ge=0)
-    timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False)
+    max_requests: Count | None = None
+    max_bytes: Count | None = None
+    max_cost_usd: Amount | None = None
+    timeout_s: Wait | None = None
 
     def narrow(self, allowance: Allowance) -> None:
         """Lower the bounds of `allowance` to these."""
         allowance.narrow(LookupLimits(self.max_requests, self.max_bytes, self.timeout_s), self.max_cost_usd)
 
 
-class Bounds(Spending):
+class Bounds(Spending, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of one lookup, and the parts of its answer."""
 
     allow_partial: bool = False
     explain: bool = False
 
 
-class Range(Bounds):
+class Range(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A time range."""
 
     begin_ms: Time | None = None
     end_ms: End | None = None
 
 
-class OneKey(Range):
+class OneKey(Range, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One key of one topic, and the page of its entries."""
 
     topic: Topic
     key: Key
-    max_count: int = Field(_MAX_COUNT, ge=1)
+    max_count: Annotated[int, Meta(ge=1)] = _MAX_COUNT
     cursor: str | None = None
 
     def arguments(self, cursor: str | None = None) -> tuple[str, str, int | None, int | None, int, str | None, bool]:
@@ -106,34 +95,32 @@ class OneKey(Range):
         return self.topic, self.key, self.begin_ms, self.end_ms, *page
 
 
-class QueryParameters(OneKey):
+class QueryParameters(OneKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of `GET /v1/query`."""
 
     all: bool = False
 
 
-class DuParameters(Nothing):
+class DuParameters(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of `GET /v1/du`."""
 
     by: str = "topic,day,state"
 
 
-class EntriesParameters(Nothing):
+class EntriesParameters(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of `POST /v1/entries`."""
 
-    source: str | None = Field(None, min_length=1, max_length=1024)
-    position: int | None = Field(None, ge=0, lt=2**63)
-    after: int | None = Field(None, ge=0, lt=2**63)
+    source: Text | None = None
+    position: Position | None = None
+    after: Position | None = None
     durable: bool = False
 
-    @model_validator(mode="after")
-    def _belong_together(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.source is None) != (self.position is None) or (self.after is not None and self.source is None):
             raise ValueError("source and position belong together, and after needs both")
-        return self
 
 
-class VerifyBody(Nothing):
+class VerifyBody(Nothing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/verify`."""
 
     deep: bool = False
@@ -142,84 +129,64 @@ class VerifyBody(Nothing):
 Body = Literal["text", "json", "hex", "excerpt", "none"]
 
 
-class MessagesParameters(OneKey):
+class MessagesParameters(OneKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of `GET /v1/messages`."""
 
     body: Body = "text"
-    contains: str | None = Field(None, min_length=1, max_length=1024)
+    contains: Text | None = None
 
 
-class MessageParameters(Bounds):
+class MessageParameters(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of `GET /v1/messages/{id}`."""
 
     topic: Topic | None = None
     cursor: str | None = None
     body: Body = "text"
 
-    @model_validator(mode="after")
-    def _continues_a_key(self) -> Self:
+    def __post_init__(self) -> None:
         if self.cursor is not None and self.topic is None:
             raise ValueError("cursor continues an answer to a unique key: give topic, too")
-        return self
 
 
-class BrowseParameters(Spending):
+class BrowseParameters(Spending, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of `GET /v1/browse`."""
 
     topic: Topic
-    queue_id: int | None = Field(None, ge=0, lt=2**31)
+    queue_id: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     at_ms: Time | None = None
-    cursor: str | None = Field(None, max_length=4096)
-    max_count: int = Field(25, ge=1, le=100)
+    cursor: Annotated[str, Meta(max_length=4096)] | None = None
+    max_count: Annotated[int, Meta(ge=1, le=100)] = 25
     body: Body = "text"
 
-    @model_validator(mode="after")
-    def _has_a_place(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.at_ms is None) == (self.cursor is None):
             raise ValueError("give at_ms or cursor")
-        return self
 
 
-# A TypedDict: making a thousand models or dataclasses took as long as answering
-class OneLookup(TypedDict):
+class OneLookup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One of the lookups of a batch."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
     topic: Topic
     key: Key
-    begin_ms: NotRequired[Time | None]
-    end_ms: NotRequired[End | None]
-    max_count: NotRequired[Annotated[int, Field(ge=1), BeforeValidator(_is_no_truth)]]
-    cursor: NotRequired[str | None]
+    begin_ms: Time | None = None
+    end_ms: End | None = None
+    max_count: Annotated[int, Meta(ge=1)] = _MAX_COUNT
+    cursor: str | None = None
 
 
-def _plain(rows: Any) -> tuple[list[str], list[str]] | None:
-    """Return the topics and keys of valid lookups without other members; None: check them one by one."""
-    core = compiled()
-    if core is None or type(rows) is not list:
-        return None
-    return core.texts_of(rows, "topic", "key", MAX_TOPIC_UNITS, MAX_KEY_UNITS)  # type: ignore[no-any-return]
-
-
-def _unless_plain(rows: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    return rows if rows and _plain(rows) is not None else check(rows)
-
-
-class BatchBody(Bounds):
+class BatchBody(Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/query:batch`; the bounds apply to all lookups together."""
 
     allow_spent: bool = False
-    lookups: Annotated[list[OneLookup], Field(min_length=1), WrapValidator(_unless_plain)]
+    lookups: Annotated[list[OneLookup], Meta(min_length=1)]
 
     def columns(self) -> LookupColumns:
         """Return the lookups as columns."""
-        rows, count = self.lookups, len(self.lookups)
-        if (plain := _plain(rows)) is not None:
-            return LookupColumns(*plain, [None] * count, [None] * count, [_MAX_COUNT] * count, [None] * count)
-        topics, keys = [one["topic"] for one in rows], [one["key"] for one in rows]
-        begins_ms, ends_ms = [one.get("begin_ms") for one in rows], [one.get("end_ms") for one in rows]
-        max_counts, cursors = [one.get("max_count", _MAX_COUNT) for one in rows], [one.get("cursor") for one in rows]
+        rows = self.lookups
+        begins_ms: list[int | None] = [one.begin_ms for one in rows]
+        ends_ms: list[int | None] = [one.end_ms for one in rows]
+        max_counts, cursors = [one.max_count for one in rows], [one.cursor for one in rows]
+        topics, keys = [one.topic for one in rows], [one.key for one in rows]
         return LookupColumns(topics, keys, begins_ms, ends_ms, max_counts, cursors)
 
 
@@ -249,25 +216,67 @@ def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyT
 
 def _json(body: bytes) -> Any:
     try:
-        return from_json(body, cache_strings="keys")
-    except ValueError:
-        # pydantic's parser refuses half surrogates and other encodings; the model's errors say where they are
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        # other encodings, and constants such as NaN
         return json.loads(body)
 
 
+def _time(kind: type, value: Any) -> Any:
+    return kind(parse_time(str(value), end=kind is End))
+
+
 def _checked(model: type[M], values: Any) -> M:
+    if not isinstance(values, dict):
+        raise InvalidArgument("the body must be an object")
+    values = _typed(model, values)
     try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        if (count := error.error_count()) > _MOST_ERRORS:
-            raise InvalidArgument(f"{count:,} values are wrong or are not parameters of this request") from None
-        raise InvalidArgument("; ".join(map(_said, error.errors()[:5]))) from error
+        return msgspec.convert(values, model, dec_hook=_time)
+    except msgspec.ValidationError:
+        if isinstance(rows := values.get("lookups"), list):
+            values["lookups"] = [_typed(OneLookup, row) if isinstance(row, dict) else row for row in rows]
+        # msgspec names the first error only
+        if problems := _problems(model, values):
+            raise InvalidArgument("; ".join(problems[:_MOST_ERRORS])) from None
+    try:
+        return msgspec.convert(values, model, dec_hook=_time)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(str(error)) from error
 
 
-def _said(error: Any) -> str:
-    place = ".".join(map(str, error["loc"])) or "the body"
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{place:.80} is not a parameter of this request"
-    if error["type"] == "missing":
-        return f"{place} is missing"
-    return f"{place:.80}: {in_our_words(error)}"
+def _typed(model: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
+    """Return values whose numbers and truths are no texts."""
+    members = _members(model)
+    return {name: of_text(value, members[name]) if name in members else value for name, value in values.items()}
+
+
+@functools.cache
+def _members(model: type[Struct]) -> dict[str, list[Any]]:
+    return {name: members_of(kind) for name, kind in kinds(model).items()}
+
+
+def _problems(model: type[Struct], values: dict[str, Any]) -> list[str]:
+    declared, problems = kinds(model), []
+    for name, value in values.items():
+        if name not in declared:
+            problems.append(f"{name:.80} is not a parameter of this request")
+            continue
+        try:
+            converted(value, declared[name], _time)
+        except ValueError as error:
+            problems.append(_said(name, error))
+    required = [field.name for field in msgspec.structs.fields(model) if field.required]
+    return problems + [f"{name} is missing" for name in required if name not in values]
+
+
+def _said(name: str, error: ValueError) -> str:
+    """Return the message about a parameter, or about a member of a list in it."""
+    cause = str(error.__cause__ or error)
+    problem, _, inner = cause.partition(" - at `$")
+    place = name + inner.rstrip("`").replace("[", ".").replace("]", "")
+    if (lacking := _LACKING.match(problem)) is not None:
+        return f"{place}.{lacking[2]} is {'missing' if lacking[1] == 'missing required' else 'not a parameter'}"
+    return f"{place:.80}: {sentence_of(problem) if inner else error}"
+
+
+_LACKING = re.compile("Object (missing required|contains unknown) field `(.*)`", re.DOTALL)

@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -163,14 +162,12 @@ class _OneState(Root):
 
 
 class _Entries(Export):
-    """An export whose `topic` is null if Arrow can't store its name. `names` has the names of the last batch, by id."""
-
-    names: Mapping[int, str] = MappingProxyType({})
+    """An export in which topics of earlier versions are valid Unicode: with U+FFFD for half a surrogate pair."""
 
     def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
-        self.names = names
-        texts = {topic_id: name for topic_id, name in names.items() if not _SURROGATE.search(name)}
-        return super()._batch(items, begin_s, texts)
+        return super()._batch(
+            items, begin_s, {topic_id: _SURROGATE.sub("\ufffd", name) for topic_id, name in names.items()}
+        )
 
 
 class _Sending:
@@ -261,9 +258,7 @@ class _Sending:
         with self._export(self._nothing, [handle]) as batches:
             for batch in batches:
                 columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
-                ids = columns.pop("topic_id")
-                if columns["topic"].null_count:
-                    columns["topic"] = [batches.names.get(topic_id) for topic_id in ids.to_pylist()]
+                del columns["topic_id"]
                 entries += self._index.put_batch(columns)
                 self._index.flush()
         return entries

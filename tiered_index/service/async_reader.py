@@ -33,7 +33,7 @@ from tiered_index.storage.metering import Usage
 from tiered_index.types import ItemT, Lookup, OpenedT, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
-    from tiered_index._settings import IndexSettings
+    from tiered_index.config import IndexSettings
 
 T = TypeVar("T")
 # Most calls of one reader at the same time; further calls wait

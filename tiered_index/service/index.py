@@ -39,7 +39,6 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.answers.rows import joined_pairs
 from tiered_index.service.answers.validation import (
     batch_columns,
     check_keys,
@@ -77,7 +76,7 @@ from tiered_index.tracing import is_traced
 from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
 
 if TYPE_CHECKING:
-    from tiered_index._settings import IndexSettings
+    from tiered_index.config import IndexSettings
     from tiered_index.service.lookup.export import Export
 
 # Estimated memory of one buffered row of a put, without its key
@@ -397,7 +396,7 @@ class IndexService(Lookups[ItemT]):
         if not isinstance(source, str):
             raise InvalidArgument(f"source must be text, not {source!r:.80}")
         self._check_process()
-        return self._flusher.positions.get(joined_pairs(source))
+        return self._flusher.positions.get(str.__str__(source))
 
     def durable_positions(self) -> dict[str, int]:
         """Return the durable position of every source of this index."""

@@ -65,7 +65,7 @@ from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:
-    from tiered_index._settings import IndexSettings
+    from tiered_index.config import IndexSettings
 
 
 class _Indexes(Indexes):

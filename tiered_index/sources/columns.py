@@ -77,14 +77,6 @@ def checked_message(
     return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id, values)
 
 
-def check_unicode(message: Message) -> None:
-    """Raise `InvalidArgument` for half a surrogate pair, which neither tables nor JSON can represent."""
-    try:
-        "".join((message.topic, *message.keys)).encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument("topic or key has half a surrogate pair") from error
-
-
 def own_value(column: Column, value: Any) -> Any:
     """Return the value of an own column from a text file: bytes from text, a number from digits, or the text."""
     kind = np.dtype(column.dtype).kind
@@ -235,12 +227,9 @@ def columns_of(messages: list[Message], own: Sequence[str] = ()) -> dict[str, An
 def _shared_texts(texts: list[str]) -> Any:
     """Return texts as a dictionary, so that a topic is not copied for each key."""
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    try:
-        return pa.DictionaryArray.from_arrays(
-            pa.array([places[text] for text in texts], pa.int32()), pa.array(places, pa.large_string())
-        )
-    except UnicodeEncodeError:  # Arrow does not accept half a surrogate pair
-        return texts
+    return pa.DictionaryArray.from_arrays(
+        pa.array([places[text] for text in texts], pa.int32()), pa.array(places, pa.large_string())
+    )
 
 
 def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | None:

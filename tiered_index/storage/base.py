@@ -89,10 +89,13 @@ class UploadHandle:
         return cls(str(document["name"]), str(document["upload_id"]), int(document["started_ms"]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """Base of each backend's options; `uri_parameters` names the options that a URI may set."""
+    """Base of each backend's options, a dataclass or a `msgspec.Struct`, which are immutable.
 
+    `uri_parameters` names the options that a URI may set.
+    """
+
+    __slots__ = ()
     uri_parameters: ClassVar[tuple[str, ...]] = ()
 
 

@@ -16,9 +16,10 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from tiered_index.errors import (
     ConfigError,
@@ -66,16 +67,14 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoogleOptions(StorageOptions):
+class GoogleOptions(StorageOptions, Struct, frozen=True, kw_only=True):
     """`endpoint_url` is the address of the service; None: Google's."""
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url",)
     endpoint_url: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AzureOptions(StorageOptions):
+class AzureOptions(StorageOptions, Struct, frozen=True, kw_only=True):
     """The storage account (None: `AZURE_STORAGE_ACCOUNT_NAME`) and its address (None: Azure's for the account)."""
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("account", "endpoint_url")

@@ -25,6 +25,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
+import msgspec
+
 from tiered_index.errors import ConfigError, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
@@ -76,7 +78,11 @@ def open_storage(
     backend = _storage_class(parts.scheme)
     kind = backend.options_type
     chosen: Any = options if type(options) is kind else kind()
-    storage = backend.from_uri(parts, replace(chosen, **_parameters(parts)), disk, parallel_reads)
+    if parameters := _parameters(parts):
+        # options of other packages may be dataclasses
+        change = msgspec.structs.replace if isinstance(chosen, msgspec.Struct) else replace
+        chosen = change(chosen, **parameters)
+    storage = backend.from_uri(parts, chosen, disk, parallel_reads)
     storage.any_names = any_names
     return storage
 

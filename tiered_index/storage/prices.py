@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tiered_index.errors import ConfigError
 
@@ -17,8 +18,7 @@ def rounded_usd(amount: float) -> float:
     return float(f"{amount:.12g}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceTable:
+class PriceTable(Struct, frozen=True, kw_only=True):
     """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
 
     Raises `ConfigError` for a price that is negative, not finite or above 10**9.
@@ -38,7 +38,7 @@ class PriceTable:
     as_of: str = "2026-11"
 
     def __post_init__(self) -> None:
-        for name in [name for name in self.__slots__ if name.endswith("_usd")]:
+        for name in [name for name in self.__struct_fields__ if name.endswith("_usd")]:
             price = getattr(self, name)
             if not 0 <= price <= _MOST_USD:
                 raise ConfigError(f"{name} must be from 0 to {_MOST_USD}, not {price!r}")

@@ -34,7 +34,7 @@ def test_it_takes_tables_ages_and_truths():
     [
         (("slotz=5",), ConfigError, "unknown setting 'slotz'; did you mean 'slots'?"),
         (("s3.regoin=x",), ConfigError, "unknown setting 's3.regoin'"),
-        (("slots=0",), ConfigError, "setting slots must be greater than 0"),
+        (("slots=0",), ConfigError, "setting slots must be at least 1"),
         (("slots",), InvalidArgument, "--set 'slots': write --set NAME=VALUE"),
         (("slots=5", "slots=6"), InvalidArgument, "--set gives 'slots' twice"),
         (("s3=x", "s3.region=y"), InvalidArgument, "--set s3.region and another --set give the same setting"),

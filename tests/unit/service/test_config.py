@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, FrozenInstanceError, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from msgspec.structs import fields
 
 from tests.support.cases import each
-from tests.support.settings_stub import STUB, stub
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
-from tiered_index.config import TABLES
+from tiered_index.config import TABLES, Settings
 from tiered_index.errors import ConfigError, TieredIndexError
-from tiered_index.retention import TABLES_OF_TOPICS, Retention
+from tiered_index.retention import TABLES_OF_TOPICS
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.prices import PriceTable
-from tiered_index.storage.s3.options import S3Options
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_a_wrong_value_is_named(setting):
         ({"slots": "many"}, "setting slots must be a whole number"),
         ({"slots": 1.5}, "setting slots must be a whole number"),
         ({"seal_after_s": "soon"}, "setting seal_after_s must be a number"),
-        ({"slots": True}, "setting slots: must not be true"),
+        ({"slots": True}, "setting slots must not be true"),
         ({"background": 7}, "setting background must be true or false"),
         ({"storage": 7}, "setting storage must be text"),
         ({"root": 7}, "setting root must be a path"),
@@ -159,7 +158,16 @@ def test_a_path_for_a_storage_suggests_a_file_uri(path):
 
 
 def test_typed_settings_are_those_of_the_configuration():
-    assert STUB.read_text() == stub(), "run `python -m tests.support.settings_stub`"
+    declared, typed = get_type_hints(IndexConfig), get_type_hints(Settings)
+    assert typed.keys() == declared.keys()
+    for name, kind in declared.items():
+        accepted = {*parts_of(kind), NoneType}
+        accepted |= {str} if Path in accepted else {dict[str, Any]} if name in TABLES else set()
+        assert {*parts_of(typed[name])} == accepted, name
+
+
+def parts_of(kind):
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def test_prices_are_settings(toml, monkeypatch):
@@ -175,7 +183,7 @@ def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_pat
     config = IndexConfig.load(root="here")
     assert config.root == tmp_path / "here"
     assert IndexConfig.load(root="~/x").root == Path.home() / "x"
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         config.slots = 5
 
 
@@ -183,7 +191,7 @@ def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_pat
 def test_a_gap_is_a_number_of_bytes_or_price(wrong):
     for gap, kept in ((0, 0), ("7", 7), (2**53 + 1, 2**53 + 1), ("price", "price")):
         assert IndexConfig(coalesce_gap_bytes=gap).coalesce_gap_bytes == kept
-    with pytest.raises(ConfigError, match=r"coalesce_gap_bytes: must (be a whole number of bytes|not be true)"):
+    with pytest.raises(ConfigError, match=r"coalesce_gap_bytes must (be a whole number of bytes|not be true)"):
         IndexConfig(coalesce_gap_bytes=wrong)
 
 
@@ -311,9 +319,8 @@ def test_the_limit_of_open_files_is_unchanged_if_a_setting_says_so(raised, tmp_p
 
 
 NOW_MS = 1_700_000_000_000
-KINDS = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
 PATHS = [(each.name,) for each in fields(IndexConfig) if each.name not in TABLES]
-PATHS += [(table, name) for table, names in TABLES.items() for name in names]
+PATHS += [(table, name) for table, kind in TABLES.items() for name in kind.__struct_fields__]
 VALUES = [math.nan, math.inf, -math.inf, 1e300, 10**30, -1, True, "", None]
 # The greatest values. An index of so many slots or items is too large for a test.
 PAUSES = "flush_interval_s compact_timeout_s lease_ttl_s lifecycle_interval_s refresh_interval_s source_timeout_s"
@@ -332,7 +339,7 @@ GREATEST_IN_TABLES = {
         **dict.fromkeys(("max_attempts", "transfer_attempts"), 1_000),
         "max_pool_connections": 10_000,
     },
-    "prices": {name: 10**9 for name in TABLES["prices"] if name != "as_of"},
+    "prices": {name: 10**9 for name in PriceTable.__struct_fields__ if name != "as_of"},
     "retention": {"max_bytes": 10**18},
 }
 # in tables, ages have units
@@ -340,7 +347,7 @@ GREATEST_AGES = dict.fromkeys(("age_s", "segments_age_s", "grace_s"), 2534023007
 
 
 def kind_of(path):
-    hints = get_type_hints(KINDS[path[0]] if path[1:] else IndexConfig)
+    hints = get_type_hints(TABLES[path[0]] if path[1:] else IndexConfig)
     return hints[path[-1]]
 
 
@@ -406,9 +413,9 @@ def test_a_copy_is_checked_as_the_first_one():
         config.changed(lease_ttl_s=math.inf)
 
 
-@pytest.mark.parametrize("kind", [IndexConfig, *KINDS.values()])
+@pytest.mark.parametrize("kind", [IndexConfig, *TABLES.values()])
 def test_defaults_have_the_types_that_are_declared(kind):
     hints = get_type_hints(kind)
     for one in fields(kind):
-        if one.default is not MISSING and hints[one.name] in (int, float, bool, str):
+        if hints[one.name] in (int, float, bool, str):
             assert type(one.default) is hints[one.name], one.name

@@ -272,6 +272,10 @@ def test_bad_arguments(index):
         index.export([""])
     with pytest.raises(InvalidArgument, match="after end_ms"):
         index.export(begin_ms=5, end_ms=4)
+
+
+def test_a_topic_of_an_earlier_version_that_is_no_unicode_is_not_exported_as_text(index, monkeypatch):
+    monkeypatch.setattr("tiered_index.service.answers.rows.check_text", lambda name, text: text)
     index.put("bad \ud800", 0, "k", 1, 1, T)
     with pytest.raises(InvalidArgument, match="lone surrogate"):
         list(index.export())

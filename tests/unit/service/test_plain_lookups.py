@@ -17,7 +17,7 @@ from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
 
 T_MS = 1_700_000_000_000
 LONG = 1_000
-KEYS = ["k", "ключ", "鍵", "é", "\U0001f511 key", "\ud800", "\udc00\ud800", "\x00", " "]
+KEYS = ["k", "ключ", "鍵", "é", "\U0001f511 key", "\x00", " "]
 KEYS += ["x" * MAX_KEY_UNITS, "\U0001f511" * LONG]
 TOPICS = ["t", "тема", " t", "\x85t", "\U0001f511", "t" * MAX_TOPIC_UNITS]
 
@@ -58,8 +58,8 @@ TIMES = [(T_MS, None), (None, T_MS), (T_MS, T_MS), (T_MS + 1, T_MS), (-1, 0), (-
 TIMES += [(0, 2**60), (True, None), (None, False), (1.5, None), ("1", None), (np.int64(T_MS), None)]
 TIMES += [(None, np.float64(1)), (T_MS + 1_999, T_MS + 1_999), (253_402_300_800_000, None)]
 COUNTS = (1, 2, 6, 7, 0, -1, True, 2**60 - 1, 2**60, 2**64, np.int32(2), 1.0, None)
-ODD_TOPICS = ("", " ", "\t\n", "\x85", "none", None, 1, b"t", Text("t"), "t" * (MAX_TOPIC_UNITS + 1))
-ODD_KEYS = ("", "none", None, 1, b"k", Text("k"), "x" * (MAX_KEY_UNITS + 1))
+ODD_TOPICS = ("", "t\ud800", " ", "\t\n", "\x85", "none", None, 1, b"t", Text("t"), "t" * (MAX_TOPIC_UNITS + 1))
+ODD_KEYS = ("", "none", "\ud800", "k\udc00\ud800", None, 1, b"k", Text("k"), "x" * (MAX_KEY_UNITS + 1))
 ASKED = [
     *((topic, key) for topic in TOPICS for key in KEYS),
     *((topic, "k") for topic in ODD_TOPICS),

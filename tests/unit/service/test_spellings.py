@@ -44,7 +44,6 @@ def test_a_byte_string_has_one_spelling(data, text):
         ("0x", ()),
         ("0x123", ()),
         ("a\tb", ("0x610962",)),
-        ("\ud800\0", ("0xeda08000",)),
     ],
 )
 def test_other_spellings_of_a_key(key, others):

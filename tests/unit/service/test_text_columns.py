@@ -105,7 +105,6 @@ FORMS = {
     "chunks": lambda texts: pa.chunked_array([texts[:3], texts[3:]]),
     "bytes": lambda texts: [text.encode() for text in texts],
     # as Java and JavaScript have a character beyond 16 bits
-    "surrogate pairs": lambda texts: [text.replace("😀", "\ud83d\ude00") for text in texts],
 }
 
 

@@ -190,6 +190,10 @@ class LookupBatch:
             raise
         for number in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1]:
             check_key(asked.keys[number])
+        # a character beyond 16 bits has two of these units, and so has no valid text another one
+        if units.units.itemsize > 1 and (units.units & 0xF800 == 0xD800).any():
+            for key in asked.keys:
+                check_key(key)
         self.java_hash, self.fingerprint = java_hash_batch(self.topics or ["-"], self.topic_index, units)
         self.key_hash = key_hashes(self.java_hash, "abs")
         self.others = self._other_spellings(asked.keys, units)

@@ -96,32 +96,38 @@ class PreparedLookup(NamedTuple):
 
 
 def _units(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
-def joined_pairs(text: str) -> str:
-    """Return a text with each surrogate pair as one character, as JSON returns it. Lone surrogates stay.
+def check_text(name: str, text: str) -> str:
+    """Return a text of class `str`. Raises `InvalidArgument` if it is no valid Unicode.
 
-    The result is of class `str`: in a message or a URL, a member of an enumeration may be another text.
+    In a message or a URL, a member of an enumeration may be another text.
     """
     if type(text) is not str:
         text = str.__str__(text)
-    if text.isascii() or max(text) < "\ud800":
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"{name} {text[:40]!r} has half a surrogate pair, and is no valid Unicode: encode it in another way"
+            ) from error
+    return text
 
 
 def check_topic(topic: object) -> str:
-    """Return `topic` with joined surrogate pairs if it is valid. Raises `InvalidArgument`."""
+    """Return `topic` if it is valid. Raises `InvalidArgument`."""
     if type(topic) is not str and not isinstance(topic, str):
         raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
     if not topic or topic.isspace():
         raise InvalidArgument("topic is empty")
+    topic = check_text("topic", topic)
     if len(topic) * 2 > MAX_TOPIC_UNITS and _units(topic) > MAX_TOPIC_UNITS:
         raise InvalidArgument(
             f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}"
         )
-    return joined_pairs(topic)
+    return topic
 
 
 def check_key(key: object) -> str:
@@ -130,6 +136,7 @@ def check_key(key: object) -> str:
         raise InvalidArgument(f"a key must be text, not {type(key).__name__}")
     if not key:
         raise InvalidArgument("a key is empty")
+    key = check_text("key", key)
     if len(key) * 2 > MAX_KEY_UNITS and _units(key) > MAX_KEY_UNITS:
         raise InvalidArgument(
             f"key {key[:40]!r}... has {_units(key):,} UTF-16 code units; the limit is {MAX_KEY_UNITS:,}"

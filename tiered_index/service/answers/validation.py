@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch, lookup_numbers
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.answers.rows import check_integer, check_key, check_topic, joined_pairs
+from tiered_index.service.answers.rows import check_integer, check_key, check_text, check_topic
 from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
@@ -163,7 +163,7 @@ def check_position(source: object, position: object) -> tuple[str | None, int | 
         return None, None
     if not isinstance(source, str) or not source:
         raise InvalidArgument("give source (a non-empty text) and source_position together")
-    return joined_pairs(source), check_number("source_position", position)
+    return check_text("source", source), check_number("source_position", position)
 
 
 def message_row(
@@ -222,7 +222,7 @@ def _stored_text(name: str, value: Any, width: int) -> bytes:
     """Return a text, or bytes of UTF-8, as a text column of `width` bytes stores it. Raises `InvalidArgument`."""
     try:
         if isinstance(value, str):
-            stored = joined_pairs(value).encode()
+            stored = str.encode(value)
         elif isinstance(value, bytes | bytearray | memoryview):
             stored = bytes(value)
             stored.decode()
@@ -311,7 +311,7 @@ def batch_columns(
 
 def _key_units(keys: Any) -> CodeUnits:
     """Return the code units of keys, whose lengths are checked."""
-    units = code_units(keys if isinstance(keys, list) else keys.cast(pa.large_string()))
+    units = code_units(keys.cast(pa.large_string()))
     lengths = units.lengths
     if len(units) and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
         row = int(bad[0])
@@ -423,10 +423,7 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
 
 
 def _text(name: str, values: Any) -> Any:
-    """Return a column of text as an Arrow array.
-
-    If a text has a lone surrogate, which Arrow can't store, return a list.
-    """
+    """Return a column of text as an Arrow array. Raises `InvalidArgument`."""
     try:
         array = _arrow(name, values, "text")
     except InvalidArgument as error:
@@ -435,7 +432,8 @@ def _text(name: str, values: Any) -> Any:
         for row, value in enumerate(values):
             if not isinstance(value, str):
                 raise InvalidArgument(f"column {name!r} must be text, row {row} is {value!r:.80}") from error
-        return list(values)
+            check_text(f"{name} in row {row}", value)
+        raise
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if _is_text(kind):
         return array
@@ -447,19 +445,13 @@ def _text(name: str, values: Any) -> Any:
 def distinct_topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     """Return the number of each row's topic, and the distinct topics. Raises `InvalidArgument`."""
     text = _text("topic", values)
-    if isinstance(text, list):
-        places = {topic: place for place, topic in enumerate(dict.fromkeys(text))}
-        index = np.array([places[topic] for topic in text], np.int32)
-        given = [joined_pairs(topic) for topic in places]
-    else:
-        encoded = text.dictionary_encode()
-        index = encoded.indices.to_numpy(zero_copy_only=False)
-        try:
-            given = encoded.dictionary.to_pylist()
-        except UnicodeDecodeError as error:
-            raise InvalidArgument("a topic has bytes that are not UTF-8") from error
-        # NumPy counts no unsigned numbers of 64 bits
-        index = index.astype(np.int64, copy=False)
+    encoded = text.dictionary_encode()
+    # NumPy counts no unsigned numbers of 64 bits
+    index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    try:
+        given = encoded.dictionary.to_pylist()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("a topic has bytes that are not UTF-8") from error
     # an Arrow dictionary may have a name twice, and names that no row has
     used = np.bincount(index, minlength=len(given)) > 0
     places = {topic: place for place, topic in enumerate(dict.fromkeys(itertools.compress(given, used)))}

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from msgspec import structs
+
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.metadata import NamedStats
@@ -221,7 +223,7 @@ class KnownStats:
         `beat` is called again and again meanwhile.
         """
         # by ages alone first, so that objects that ages remove do not count for `max_bytes`
-        plan = plan_expiry(replace(rule, max_bytes=None), state, now_ms)
+        plan = plan_expiry(structs.replace(rule, max_bytes=None), state, now_ms)
         mixed = [stored for stored in plan.mixed if stored.second_max * 1000 < plan.expired.latest_ms]
         fresh = [stored for stored in mixed if stored.name not in self._known]
         looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold, beat)}
@@ -243,7 +245,7 @@ def expire(
     state = log.refresh()
     assert state.genesis is not None
     # by ages alone first, so that objects that ages remove do not count for `max_bytes`
-    plan = plan_expiry(replace(rule, max_bytes=None), state, clock.now_ms())
+    plan = plan_expiry(structs.replace(rule, max_bytes=None), state, clock.now_ms())
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
         stats = _stats(plan, cold)

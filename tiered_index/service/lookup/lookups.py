@@ -17,7 +17,7 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_range, check_topic, encode_cursor, joined_pairs, once, query_digest
+from tiered_index.service.answers.rows import check_range, check_topic, encode_cursor, once, query_digest
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
@@ -37,7 +37,7 @@ from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index._settings import IndexSettings
+    from tiered_index.config import IndexSettings
     from tiered_index.service.lookup.export import Export
 
 T = TypeVar("T")
@@ -190,8 +190,7 @@ class Lookups(ABC, Generic[ItemT]):
         those that are dropped: the answer is truncated there, perhaps without a message. Other arguments and errors:
         see `query`.
         """
-        # a message's topic has joined pairs
-        topic = joined_pairs(topic) if isinstance(topic, str) else topic
+        topic = check_topic(topic)
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         bounds = LookupLimits(**limits)
         self._check_open(bounds)

@@ -171,8 +171,6 @@ class Chunk:
 
 # most entries that `lacks` compares, of these most that are not hashed yet, and most chunks
 _COMPARED, _LISTED, _PARTS = 1 << 16, 1 << 11, 16
-# keys beyond may have two forms: characters, or pairs of surrogates
-_SURROGATES = "\ud800"
 # smaller chunks are merged, so that a lookup searches few; larger ones are not worth the copy
 _MERGE_BELOW = 1 << 16
 
@@ -266,7 +264,7 @@ class WriteBuffer:
         """
         if self.size > _COMPARED or type(topic) is not str or type(key) is not str:
             return False
-        if len(topic) > MAX_TOPIC_UNITS or len(key) > MAX_KEY_UNITS or not (key.isascii() or max(key) < _SURROGATES):
+        if len(topic) > MAX_TOPIC_UNITS or len(key) > MAX_KEY_UNITS:
             return False
         # in this order, because entries move to `_ready`, then to `_flushing`, then to files
         parts: list[OpenChunk | Columns] = [self.open]

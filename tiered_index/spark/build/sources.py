@@ -23,7 +23,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of, has_items, is_text
+from tiered_index.sources.columns import Message, check_kinds, columns_of, has_items, is_text
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
 from tiered_index.sources.places import LocalFile, StoredFile, local_path, readings
@@ -306,7 +306,6 @@ def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
             try:
                 if record.message is None:
                     raise InvalidArgument(record.problem)
-                check_unicode(record.message)
             except InvalidArgument as error:
                 raise InvalidArgument(f"{where}, {record.where}: {error}") from error
             messages.append(record.message)

@@ -5,9 +5,10 @@ Credentials are not options: they come from boto3's chain (environment, profile,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from tiered_index.errors import ConfigError
 from tiered_index.storage.base import StorageOptions
@@ -26,8 +27,7 @@ _POSITIVE = {
 _LONGEST_BACKOFF_S = 86_400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Options(StorageOptions):
+class S3Options(StorageOptions, Struct, frozen=True, kw_only=True):
     """Options to reach and use an S3 service. Raises `ConfigError` for an impossible value.
 
     The comments are the meanings in docs/settings.md.
