@@ -100,7 +100,7 @@ def measure(records: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=240_000)
+    parser.add_argument("--records", type=int, default=480_000)
     parser.add_argument("--rounds", type=int, default=3)
     for name in ("--way", "--servers", "--folder"):
         parser.add_argument(name, help=argparse.SUPPRESS)

@@ -16,6 +16,7 @@ import pytest
 from tests.spark.pages import programs, section
 from tiered_index import IndexReader, IndexService
 from tiered_index.kafka.archive import encode_records
+from tiered_index.kafka.columns import RecordColumns
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.messages import KafkaMessages
 from tiered_index.kafka.record import KafkaRecord, TimestampType
@@ -73,7 +74,9 @@ def answers(index):
 def archived(tmp_path):
     clocked = [KafkaRecord(*(getattr(one, n) for n in one.__slots__[:-1]), TimestampType.CREATE) for one in RECORDS]
     (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "part.parquet").write_bytes(encode_records(clocked, KEYS))
+    (tmp_path / "records" / "part.parquet").write_bytes(
+        encode_records(("orders", 0), RecordColumns.of_records(clocked), KEYS)
+    )
     return str(tmp_path / "records")
 
 
@@ -115,7 +118,7 @@ def test_the_programs_of_the_page_open_the_archive(spark, tmp_path, capsys):
     uri, built = (tmp_path / "index").as_uri(), (tmp_path / "built").as_uri()
     with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
         for partition in range(2):
-            file = encode_records(list(records(partition)), ("key",))
+            file = encode_records(("orders", partition), RecordColumns.of_records(list(records(partition))), ("key",))
             assert index.archive_columns(f"kafka:cluster/orders/{partition}", 0, MANY, file)
     namespace = {}
     for program in programs(section("kafka.md", "Open the archive with DuckDB or Spark")):

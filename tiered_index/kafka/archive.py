@@ -12,6 +12,7 @@ deleted before, or that went with their topic, are a loss with both offsets; eac
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -24,12 +25,12 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.kafka.client import Parts, Place, Retention, Stopped, parts_of
+from tiered_index.kafka.client import Place, Retention, Stopped
+from tiered_index.kafka.columns import RecordColumns
 from tiered_index.kafka.keys import Headers
 from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
@@ -69,39 +70,26 @@ _OLD_S = 15.0
 EVERY_S = 3600.0
 
 
-def encode_records(records: Sequence[KafkaRecord], keys: Sequence[str]) -> bytes:
-    """Return the file of records of one partition, in order of their offsets."""
-    rows = [(r.offset, r.key, r.value, r.headers, r.timestamp_ms, int(r.timestamp_type)) for r in records]
-    place = (records[0].topic, records[0].partition) if records else ("", 0)
-    return encode_parts(place, rows, keys)
-
-
-def encode_parts(place: Place, rows: Sequence[Parts], keys: Sequence[str]) -> bytes:
-    """Return the file of records of one partition, in order of their offsets, column by column.
+def encode_records(place: Place, records: RecordColumns, keys: Sequence[str]) -> bytes:
+    """Return the file of records of one partition.
 
     Memory: the texts of the records once more.
     """
-    offsets, *texts, headers, times, clocks = zip(*rows, strict=True) if rows else [()] * 6
-    key, value = (pa.array(column, pa.binary()) for column in texts)
+    count = len(records.offsets)
     columns = {
-        "key": key,
-        "value": value,
-        "topic": pa.repeat(pa.scalar(place[0], pa.string()), len(rows)),
-        "partition": pa.repeat(pa.scalar(place[1], pa.int32()), len(rows)),
-        "offset": pa.array(offsets, pa.int64()),
-        "timestamp": pa.array(times, SCHEMA.field("timestamp").type),
-        "timestampType": pa.array(np.array(clocks, np.int32) - 1),
-        "headers": _header_lists(headers),
+        "key": pa.array(records.keys, pa.binary()),
+        "value": pa.array(records.values, pa.binary()),
+        "topic": pa.repeat(pa.scalar(place[0], pa.string()), count),
+        "partition": pa.repeat(pa.scalar(place[1], pa.int32()), count),
+        "offset": pa.array(records.offsets),
+        "timestamp": pa.array(records.times_ms, pa.int64(), mask=records.times_ms < 0).cast(
+            SCHEMA.field("timestamp").type
+        ),
+        "timestampType": pa.array((records.clocks - 1).astype(np.int32)),
+        "headers": _header_lists(records.headers),
     }
-    sizes = sum(pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64) for column in (key, value))
-    if columns["headers"].null_count < len(rows):
-        sizes = sizes + np.array([sum(_header_bytes(*each) for each in one) for one in headers], np.int64)
     table = pa.table(columns, schema=SCHEMA)
-    return encode_columns(table, sizes, {KEYS_NOTE: json.dumps(list(keys))})
-
-
-def _header_bytes(name: str, value: bytes | None) -> int:
-    return len(name.encode()) + len(value or b"")
+    return encode_columns(table, records.sizes, {KEYS_NOTE: json.dumps(list(keys))})
 
 
 def _header_lists(headers: Sequence[Headers]) -> pa.Array:
@@ -178,8 +166,7 @@ class KafkaArchiver:
         self._unknown: set[str] = set()
         self._index, self._clock = self.source.index, self.source.clock
         # what reads on in a store, the next offset there, and the offset at which it ends
-        # messages of the client
-        self._reading: Iterator[Any] = iter(())
+        self._reading: Iterator[tuple[RecordColumns, int]] = iter(())
         self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
         # partitions that could not be archived last time, by store; the latest one is the last of the next round
@@ -297,7 +284,7 @@ class KafkaArchiver:
         self._check_log(name)  # also before the read, which is useless while topic ids can't be read
         records, end = self._read(name, begin, until)
         self._check_log(name)
-        file = encode_parts((name.topic, name.partition), records, self.source.all_keys().given)
+        file = encode_records((name.topic, name.partition), records, self.source.all_keys().given)
         self.archived += self._index.archive_columns(name.store, begin, end - begin, file)
         return True
 
@@ -332,21 +319,28 @@ class KafkaArchiver:
         self._passed[store] = end
         self.source.pass_over(store, end)
 
-    def _read(self, name: Name, begin: int, until: int) -> tuple[list[Parts], int]:
+    def _read(self, name: Name, begin: int, until: int) -> tuple[RecordColumns, int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
         if self._next != (name.store, begin, until):
-            self._reading = self.source.broker.messages((name.topic, name.partition), begin, until, self._stopped)
+            self._reading = self._segments((name.topic, name.partition), begin, until)
         self._next = None
-        records, size = list[Parts](), 0
-        for message in self._reading:
-            records.append(parts := parts_of(message))
-            offset, key, _, headers, *_ = parts
-            size += len(message) + (0 if key is None else len(key)) + _RECORD_BYTES
-            size += sum(_header_bytes(*each) for each in headers) if headers else 0
-            if size >= self.segment_bytes:
-                self._next = name.store, offset + 1, until
-                return records, offset + 1
-        return records, until
+        records, end = next(self._reading)
+        self._next = name.store, end, until
+        return records, end
+
+    def _segments(self, place: Place, begin: int, until: int) -> Iterator[tuple[RecordColumns, int]]:
+        """Yield the records of a partition, each time those of one segment and the offset behind them."""
+        parts, size = list[RecordColumns](), 0
+        with contextlib.closing(self.source.broker.messages(place, begin, until, self._stopped)) as batches:
+            for batch in batches:
+                records = RecordColumns.of_messages(batch)
+                sizes, row = size + np.cumsum(records.sizes + _RECORD_BYTES), 0
+                while (last := int(np.searchsorted(sizes, self.segment_bytes))) < len(sizes):
+                    yield RecordColumns.joined([*parts, records.rows(row, last + 1)]), int(records.offsets[last]) + 1
+                    parts, sizes, row = [], sizes - sizes[last], last + 1
+                parts.append(records.rows(row))
+                size = int(sizes[-1])
+        yield RecordColumns.joined(parts), until
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""

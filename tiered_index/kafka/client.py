@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -40,13 +40,12 @@ kafka: Any = confluent_kafka
 T = TypeVar("T")
 Place = tuple[str, int]
 """Topic and number of a partition."""
-Parts = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None, int]
-"""Offset, key, value, headers, time in epoch milliseconds and kind of clock of a record, as Kafka's client counts."""
 TIMEOUT_S = 30.0
 # of a request that is sent again later
 STEP_S = 5.0
 _PAUSE_S = _WAIT_S = 0.2
-_MESSAGES = 1_000
+# most messages of one call of a consumer, and most records that are few
+_MESSAGES, _FEW = 10_000, 1_000
 # else each record of an answer waits for a broker that is away
 _AWAY_S = 5.0
 _log = logging.getLogger(__name__)
@@ -438,7 +437,8 @@ class KafkaBroker:
 
     def __post_init__(self) -> None:
         self.place = f"kafka://{self.settings['bootstrap.servers']}"
-        self._idle: deque[Any] = deque()
+        # consumers for few records at a time, and for many
+        self._idle: dict[bool, deque[Any]] = {False: deque(), True: deque()}
         self._closed = False
         self._errors = SetupErrors(self.place)
         # until when a partition is not asked again, and why
@@ -447,15 +447,17 @@ class KafkaBroker:
     @cached_property
     def admin(self) -> Any:
         """The client for questions, which logs nothing."""
-        self._idle.append(self._consumer())  # it checks the settings
+        self._idle[False].append(self._consumer())  # it checks the settings
         return _kept(kafka.admin.AdminClient({**self.settings, "log_level": 0, "error_cb": self._errors}))
 
-    def _consumer(self) -> Any:
+    def _consumer(self, *, many: bool = False) -> Any:
         with contextlib.suppress(IndexError):
-            return self._idle.pop()
-        # few records are wanted, and no wait for new ones must delay other requests
-        few = {"queued.min.messages": "1", "fetch.queue.backoff.ms": "1", "fetch.wait.max.ms": "10", "log_level": "0"}
-        return open_consumer({**few, **self.settings})
+            return self._idle[many].pop()
+        # no wait for new records must delay other requests
+        settings = {"fetch.queue.backoff.ms": "1", "fetch.wait.max.ms": "10", "log_level": "0"}
+        if not many:
+            settings["queued.min.messages"] = "1"
+        return open_consumer({**settings, **self.settings})
 
     def ranges(self, places: Iterable[Place]) -> Ranges:
         """Ask for the ranges of partitions' logs, all at once. With `read_committed` a log ends before its first open
@@ -558,25 +560,27 @@ class KafkaBroker:
         self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
     ) -> Generator[KafkaRecord, None, None]:
         """Yield the records of a partition from offset `begin` to `until`, which its log has. Raises as `error_of`."""
-        with contextlib.closing(self.messages(place, begin, until, stopped)) as messages:
-            for message in messages:
-                yield record_of(message)
+        with contextlib.closing(self.messages(place, begin, until, stopped)) as batches:
+            for batch in batches:
+                yield from map(record_of, batch)
 
     def messages(
         self, place: Place, begin: int, until: int, stopped: threading.Event | None = None
-    ) -> Generator[Any, None, None]:
-        """Yield messages of the client as `records` yields records: see `parts_of`."""
-        where, consumer, heard_s = "{}/{}".format(*place), self._consumer(), time.monotonic()
+    ) -> Generator[list[Any], None, None]:
+        """Yield messages of the client, some at a time, as `records` yields records: see `RecordColumns`."""
+        where, heard_s = "{}/{}".format(*place), time.monotonic()
+        many = until - begin > _FEW
+        consumer = self._consumer(many=many)
         try:
             consumer.assign([kafka.TopicPartition(*place, begin)])
             while begin < until:
                 _check_time(where, stopped)
                 messages = asked(where, partial(consumer.consume, min(until - begin, _MESSAGES), _WAIT_S))
+                batch = []
                 for message in messages:
                     error = message.error()
                     if error is None and message.offset() < until:
-                        begin = message.offset() + 1
-                        yield message
+                        batch.append(message)
                     elif error is None or (
                         error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until
                     ):
@@ -584,6 +588,9 @@ class KafkaBroker:
                         break
                     elif not is_of_group(message) and not is_passing(error):
                         raise error_of(error, where)
+                if batch:
+                    begin = max(begin, batch[-1].offset() + 1)
+                    yield batch
                 if messages:
                     heard_s = time.monotonic()
                 elif time.monotonic() - heard_s > TIMEOUT_S:
@@ -593,7 +600,7 @@ class KafkaBroker:
             if self._closed:
                 consumer.close()
             else:
-                self._idle.append(consumer)
+                self._idle[many].append(consumer)
 
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
         """Return the record at a place; None: the log has none there. Raises `Deleted`, `NoTopic`, and as `asked`.
@@ -623,8 +630,9 @@ class KafkaBroker:
     def close(self) -> None:
         """Leave the cluster. A client that reads now leaves it after its records."""
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
 
 
 def error_of(error: Any, what: str) -> TieredIndexError:
@@ -643,22 +651,22 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
     try:
         return message.headers() or []
     except SystemError:
-        place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-        _log.warning("%s: its headers are left out: a name is not UTF-8", place)
-        message.set_headers([])  # else the next call returns a damaged list
+        leave_out_headers(message)
         return []
 
 
-def parts_of(message: Any) -> Parts:
-    """Return the offset, key, value, headers, time and clock of a message of the client."""
-    kind, time_ms = message.timestamp()
-    if time_ms < 0 or kind == 0:
-        kind, time_ms = 0, None
-    return message.offset(), message.key(), message.value(), headers_of(message), time_ms, kind
+def leave_out_headers(message: Any) -> None:
+    """Take the headers from a message whose headers the client can't return, and log its place."""
+    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+    _log.warning("%s: its headers are left out: a name is not UTF-8", place)
+    message.set_headers([])  # else the next call returns a damaged list
 
 
 def record_of(message: Any) -> KafkaRecord:
     """Return the record of a message of the client."""
-    offset, key, value, headers, time_ms, kind = parts_of(message)
-    place = message.topic(), message.partition(), offset
-    return KafkaRecord(*place, key, value, tuple(headers), time_ms, TimestampType(kind))
+    kind, time_ms = message.timestamp()
+    if time_ms < 0 or kind == 0:
+        kind, time_ms = 0, None
+    place = message.topic(), message.partition(), message.offset()
+    headers = tuple(headers_of(message))
+    return KafkaRecord(*place, message.key(), message.value(), headers, time_ms, TimestampType(kind))

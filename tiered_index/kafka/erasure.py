@@ -14,6 +14,7 @@ import pyarrow as pa
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import encode_records, keys_of_file, records_of
+from tiered_index.kafka.columns import RecordColumns
 from tiered_index.kafka.keys import FUNCTION, Keys
 from tiered_index.kafka.names import Name
 from tiered_index.service.erasure.erase import EraseRequest
@@ -60,5 +61,5 @@ class RecordsToErase:
             return FoundMessages()
         array = pa.array(others, pa.large_string())
         collisions = request.collisions(array, np.zeros(len(others), np.bool_), keyed=self.keyed)
-        written = encode_records(kept, sorted(told))
+        written = encode_records((name.topic, name.partition), RecordColumns.of_records(kept), sorted(told))
         return FoundMessages(len(records) - len(kept), file=written, collisions=collisions)

@@ -91,6 +91,7 @@ from tiered_index.kafka.client import (
     range_in,
     record_of,
 )
+from tiered_index.kafka.columns import RecordColumns
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.names import (
     BEGIN_PREFIX,
@@ -942,23 +943,13 @@ class KafkaSource:
         end = messages[-1].offset() + 1
         without = self.keys.without_key
         rows = None
-        found = [message.key() for message in messages]
-        if (keys := self.keys.plain_keys(found)) is None:
+        records = RecordColumns.of_messages(messages)
+        if (keys := self.keys.plain_keys(records.keys)) is None:
             keys, rows = self._slow_keys(messages)
-        offsets = np.array([message.offset() for message in messages], np.int64)
-        sizes = np.array(
-            [len(message) + len(key or b"") for message, key in zip(messages, found, strict=True)], np.int64
-        )
-        headers = [headers_of(message) for message in messages]
-        if any(headers):
-            sizes += np.array([sum(len(n.encode()) + len(v or b"") for n, v in one) for one in headers], np.int64)
+        offsets, sizes = records.offsets, records.sizes
         partition.record_bytes = float(sizes.mean())
-        times = np.array([message.timestamp()[1] for message in messages], np.int64)
         # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
-        lacking = times < 0
-        for row in np.flatnonzero(times == 0).tolist():  # the client returns 0 for formats of Kafka before 0.10
-            lacking[row] = messages[row].timestamp()[0] == kafka.TIMESTAMP_NOT_AVAILABLE
-        times = np.where(lacking, self.clock.now_ms(), np.minimum(times, MAX_TIMESTAMP_MS))
+        times = np.where(records.times_ms < 0, self.clock.now_ms(), np.minimum(records.times_ms, MAX_TIMESTAMP_MS))
         newest_ms = int(times[-1])
         if rows is not None:
             offsets, sizes, times = offsets[rows], sizes[rows], times[rows]
