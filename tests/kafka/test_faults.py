@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
+import tiered_index.kafka.source as kafka_source
 from tests.kafka.followed import ingest, places, proxied_cluster, source_of
 from tests.kafka.killed import HASTY
 from tests.support.cutting_proxy import CUT, Fault
@@ -13,7 +15,7 @@ from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import CorruptFile, StorageMisconfigured
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaBroker
+from tiered_index.kafka.client import KafkaBroker, kafka
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
@@ -178,6 +180,37 @@ def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
         cluster.bring_up(2)
         check_went_on(index, topic, follower, count)
         until(lambda: follower.problems(60.0) == [])
+
+
+def test_a_cluster_that_does_not_answer_after_some_partitions_are_read_loses_no_record(
+    cluster, index, servers, topic, sent, monkeypatch
+):
+    sent(0, 100)
+    opened, asked = kafka_source.open_consumer, []
+
+    class Silent:
+        """A client whose cluster answers its first question only."""
+
+        def __init__(self, *settings, **callbacks):
+            self._client = opened(*settings, **callbacks)
+
+        def __getattr__(self, name):
+            return getattr(self._client, name)
+
+        def list_topics(self, timeout):
+            asked.append(timeout)
+            if len(asked) in (2, 3):
+                time.sleep(0.5)  # now it has records
+                raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TRANSPORT))
+            return self._client.list_topics(timeout=timeout)
+
+    monkeypatch.setattr(kafka_source, "open_consumer", Silent)
+    cluster.fail(LIST_OFFSETS, 6)  # so that one partition waits for the second look
+    with Follower(index, source_of(index, servers, topic, follow=True, settings=HASTY)) as follower:
+        assert len(asked) > 1
+        follower.in_background()
+        check_went_on(index, topic, follower, 100)
+    follower.end()
 
 
 def test_all_brokers_may_be_away_for_a_time(cluster, index, topic, sent, following):

@@ -438,7 +438,8 @@ class KafkaSource:
 
         If there are no new records, only this shows that a leader is away or has returned. Raises `OffsetOutOfRange`.
         """
-        begins, begun_ms = not self._has_begun, self.clock.now_ms()
+        # only a client that reads nothing may be polled: it might return a record
+        begins, begun_ms = not (self._has_begun or self._assigned), self.clock.now_ms()
         try:
             if begins:
                 found = first_metadata(self._consumer, self._setup)
