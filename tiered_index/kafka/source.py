@@ -884,13 +884,18 @@ class KafkaSource:
         ends: dict[Place, int] = {}
         resets: set[Place] = set()
         failed: dict[Place, TieredIndexError] = {}
+        last, several = None, list[Any]()
         for message in messages:
             place = message.topic(), message.partition()
             error = message.error()
             if error is None:
-                of_partitions.setdefault(place, []).append(message)
-                ends.pop(place, None)
-            elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                if place != last:
+                    last, several = place, of_partitions.setdefault(place, [])
+                    ends.pop(place, None)
+                several.append(message)
+                continue
+            last = None
+            if error.code() == kafka.KafkaError._PARTITION_EOF:
                 ends[place] = message.offset()
             elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 resets.add(place)
