@@ -170,7 +170,7 @@ def query(
         of_messages = MessagesResult(messages=(), status="partial")
         nothing: Any = of_messages if messages else QueryResult(items=(), status="partial")
         if asked_tag is not None:
-            open_lookup = partial(_with_tags, open_lookup, lambda: pages.reader, asked_tag)
+            open_lookup = partial(_with_tags, session.out, open_lookup, lambda: pages.reader, asked_tag)
         pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
         if messages:
             return write_messages(session.out, pages, topic, body or "text", raw=raw)
@@ -178,9 +178,12 @@ def query(
 
 
 def _with_tags(
-    open_lookup: Callable[[], Callable[..., Any]], reader: Callable[[], IndexReader | None], tag: str
+    out: Output, open_lookup: Callable[[], Callable[..., Any]], reader: Callable[[], IndexReader | None], tag: str
 ) -> Callable[..., Any]:
-    """Return the opened lookup of `tag`. It raises `InvalidArgument` if it finds nothing in an index without tags."""
+    """Return the opened lookup of `tag`. It raises `InvalidArgument` if it finds nothing in an index without tags.
+
+    A service that reads a root or writes an index does not tell whether it has tags: a remark says so.
+    """
     look_up = open_lookup()
 
     def next_page(*, cursor: str | None, **more: Any) -> Any:
@@ -189,8 +192,9 @@ def _with_tags(
             return answer
         here = reader()
         known = [one.positions for one in answer.freshness] if here is None else [here.durable_positions()]
-        # a service that writes an index does not tell its positions
-        if known and not any(TAGS_SOURCE in positions for positions in known):
+        if not known:
+            out.remark(f"no message with the tag {tag!r} was found; an index has tags only with `ingest --index-tags`")
+        elif not any(TAGS_SOURCE in positions for positions in known):
             raise InvalidArgument(
                 f"no message with the tag {tag!r} was found, and the index has no tags: run `ingest --index-tags`, "
                 "with --restart if the store has been indexed before"

@@ -13,7 +13,9 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, lies, scan
 from tests.rocketmq.messages import full, joined, log, write_log
+from tests.server.conftest import serving
 from tests.support.store_writer import StoreWriter
+from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
@@ -266,6 +268,30 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
     for option in (("--topics", "a"), ("--exclude-topics", "a"), ("--index-tags",), ("--index-prepared",)):
         refused = run_here("ingest", tmp_path / "file.ndjson", *own, *option)
         assert (refused.code, option[0] in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("tags", [(), ("--index-tags",)], ids=["without", "with"])
+def test_a_tag_is_looked_up_through_a_service_as_in_the_index(run_here, tmp_path, tags):
+    """A service that reads a root does not tell whether it has tags, so nothing found has a remark."""
+    with StoreWriter(tmp_path / "store") as store:
+        store.put("orders", 0, keys="k1", tags="paid")
+    places = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/cold"}
+    options = [part for name, place in places.items() for part in (f"--{name}", place)]
+    options += ["--slots", 97, "--items", 500, "--wait", *tags]
+    assert run_here("ingest", tmp_path / "store", *options).code == 0
+    for name, place in places.items():
+        with IndexReader.open(**{name: place}, environment=False) as reader, serving(reader) as client:
+            found, nothing = (
+                run_here("query", "orders", tag, "--tag", "--url", client.base_url) for tag in ("paid", "none")
+            )
+        if tags:
+            assert (found.code, "1 found, complete" in found.out, found.err) == (0, True, "")
+            assert (nothing.code, "0 found, complete" in nothing.out) == (0, True)
+        elif name == "storage":
+            for refused in (found, nothing):
+                assert (refused.code, "no tags: run `ingest --index-tags`" in refused.err) == (2, True)
+        if name == "root":
+            assert "an index has tags only with `ingest --index-tags`" in nothing.err
 
 
 @pytest.mark.parametrize("command", ["message", "query"])
