@@ -1,8 +1,9 @@
 """A page says when to change each setting of `IndexConfig`."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
+
+from msgspec.structs import fields
 
 from tiered_index import IndexConfig
 
