@@ -3,12 +3,12 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, HTTPClientError
 from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
+from msgspec.structs import replace
 
 from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server

@@ -7,9 +7,9 @@ The server behind the proxy is a working one. `test_s3_answers` scripts the answ
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import error
