@@ -18,7 +18,6 @@ or as a shorter answer. Other modules define subclasses, such as `MergeOvertaken
 
 from __future__ import annotations
 
-import difflib
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -276,6 +275,9 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     none is near.
     """
     folded = {one.strip().casefold(): one for one in known}
+    # imported on use, because most processes see no such error
+    import difflib
+
     near = difflib.get_close_matches(name.strip().casefold(), folded, 1)
     return f"; did you mean {prefix + folded[near[0]]!r}?" if near else ""
 

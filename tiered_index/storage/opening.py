@@ -21,8 +21,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 import msgspec
@@ -42,6 +41,9 @@ from tiered_index.storage.base import (
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _T = TypeVar("_T")
 # The class of each scheme, loaded on use
@@ -89,6 +91,9 @@ def open_storage(
 
 def _entry_points() -> dict[str, EntryPoint]:
     """Return the storages of other packages by scheme."""
+    # imported on use: it takes as long to import as the rest of this layer
+    from importlib.metadata import entry_points
+
     return {found.name: found for found in entry_points(group="tiered_index.storages") if found.name not in _BUILT_IN}
 
 
