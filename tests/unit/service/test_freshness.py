@@ -83,6 +83,23 @@ def test_a_fast_clock_makes_no_answer_complete_up_to_the_future(open_index, stor
     assert state.put_before_ms == index.log_state.put_before_ms == put_ms + 120_000
 
 
+def test_entries_that_wait_for_a_late_upload_bound_the_time_of_answers(open_index, storage, clock):
+    """After an outage files are published one after the other. A fast clock must not hide the entries of later ones."""
+    index = open_index("root", storage_backend=storage)
+    put_ms = clock.now_ms()
+    index.put("t", 0, "k", 1, 1, put_ms + 600_000)
+    index.seal()
+    clock.advance(60)
+    index.put("t", 0, "k", 2, 1, put_ms + 60_000)
+    index.flush()
+    clock.advance(3600)
+    index.run_lifecycle()
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0) as reader:
+        assert reader.query("t", "k").as_of_ms == put_ms + 60_000
+        upload(index)
+        assert reader.query("t", "k").as_of_ms == put_ms + 600_000
+
+
 def tell(index, name, at_ms):
     columns = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
     index.put_batch(columns, name, at_ms)

@@ -139,6 +139,15 @@ class LocalFiles:
             self._greatest = _greatest(self.kept)
         return max_positions(_greatest(local), self._greatest)
 
+    def put_before_ms(self, file: CompactedFile, now_ms: int) -> int:
+        """Return a time, epoch ms: each entry that was put before it is published with `file`, or was before.
+
+        Entries of the quarantine do not count, because no answer is complete up to their times.
+        """
+        others = [one for one in self.unsealed if not one.published] + self.compacted
+        waiting = [one for one in others if one.file_id != file.file_id and one.lane != QUARANTINE]
+        return min([now_ms, *filter(None, map(_created_ms, waiting))])
+
     def needed(self, logged: dict[str, int]) -> set[str]:
         """Return the ids of files with a source position that neither the log (`logged`) nor newer files have."""
         return _needed([*self.unsealed, *self.compacted, *self.kept], logged)
@@ -255,6 +264,13 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
         # RocketMQ reads files of its own preset, so they keep its layout
         packed=not file.layout.preset.newest_first,
     )
+
+
+def _created_ms(file: CompactedFile | UnsealedFile) -> int:
+    """Return the time at which a file was begun, epoch ms; 0: not known."""
+    if isinstance(file, CompactedFile):
+        return int(file.metadata().more.get("created_ms", 0))
+    return file.journal.created_ms
 
 
 def _greatest(files: Iterable[CompactedFile | UnsealedFile | Journal]) -> dict[str, int]:

@@ -443,7 +443,8 @@ class Lifecycle:
             stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
             positions = context.files.durable_positions(file)
             gone: Callable[[LogState], set[str]] = removed if may_be_there else lambda state: set()
-            make = publishing(session.epoch, (stored,), positions=positions, removed=gone)
+            before_ms = context.files.put_before_ms(file, now_ms)
+            make = publishing(session.epoch, (stored,), positions=positions, put_before_ms=before_ms, removed=gone)
             state = publication.record("publish", make, lambda state: state.object_of(file_id))
             known = state.object_of(file_id)
             if known is None:

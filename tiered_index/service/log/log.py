@@ -52,14 +52,7 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
-from tiered_index.service.log.records import (
-    IndexDescriptor,
-    LogRecord,
-    StoredObject,
-    digest_of,
-    latest_ms,
-    max_positions,
-)
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
 from tiered_index.service.log.state import CheckpointBase, LogReplay, LogState
 from tiered_index.service.log.summary import EAGER_BYTES, Summary
 from tiered_index.service.root.seen import Seen, SeenFile
@@ -847,15 +840,19 @@ def publishing(
     add: tuple[StoredObject, ...],
     *,
     positions: dict[str, int],
+    put_before_ms: int = 0,
     removed: Callable[[LogState], Container[str]] = lambda state: (),
 ) -> Make:
-    """Return a `Make` that adds objects, except those whose files the state has, or `removed` names."""
+    """Return a `Make` that adds objects, except those whose files the state has, or `removed` names.
+
+    `positions` and `put_before_ms` are as in `LogRecord`.
+    """
 
     def make(state: LogState) -> LogRecord | None:
         fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
         if not fresh:
             return None
-        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions, put_before_ms=latest_ms(fresh))
+        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions, put_before_ms=put_before_ms)
 
     return make
 

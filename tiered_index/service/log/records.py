@@ -393,7 +393,7 @@ class LogRecord:
     copied: Annotated[str, DIGEST] = ""
     """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
     put_before_ms: Annotated[int, MILLISECONDS] = 0
-    """The entries of the added objects were put before this time, by the clock of the writer or job; 0: not said."""
+    """No entry that was put before this time, by the writer's or job's clock, waits for a later record; 0: not said."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
 
