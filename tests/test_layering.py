@@ -9,6 +9,7 @@ import tiered_index
 
 PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
+    ("config.py", "tiered_index.conversion"): "most readers have only a URI and paths, which need no conversion",
     ("kernels.py", "tiered_index.zipped"): "only a package in a zip file needs it",
     ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of classes of PySpark",

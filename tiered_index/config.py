@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 from msgspec import Meta, Struct
 
-from tiered_index.conversion import converted, kinds
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
@@ -325,6 +324,8 @@ def _setting(name: str, value: Any, problems: Problems) -> Any:
 
 def _table(table: str, values: Mapping[Any, Any], problems: Problems) -> Any:
     """Return the checked table of settings, or add to `problems`."""
+    from tiered_index.conversion import converted, kinds
+
     known, checked, before = TABLES[table].__struct_fields__, {}, len(problems)
     for name, value in values.items():
         if name not in known:
@@ -361,15 +362,17 @@ def _value(name: str, value: Any) -> Any:
     if name in ("root", "cache_dir", "storage") and value is not None:
         if value == "":
             raise ValueError("must not be empty")
-        if name == "storage":
-            return usable_uri(converted(str(value) if isinstance(value, Path) else value, str))
+        if isinstance(value, bool):
+            raise ValueError(f"must not be {str(value).lower()}")
         if not isinstance(value, str | Path):
-            raise ValueError("must be a path")
-        return absolute_path(Path(value))
+            raise ValueError("must be text" if name == "storage" else "must be a path")
+        return usable_uri(str(value)) if name == "storage" else absolute_path(Path(value))
     if name == "item_type":
         if value is not None and not (isinstance(value, type) and issubclass(value, IndexItem)):
             raise ValueError("must be a class that derives from IndexItem")
         return value
+    from tiered_index.conversion import converted, kinds
+
     try:
         return converted(value, kinds(IndexConfig)[name])
     except ValueError:
