@@ -1,4 +1,7 @@
-"""Tests on real brokers: `make test-brokers`. The tests of one broker share it, and run in one worker of pytest."""
+"""Tests on real brokers: `make test-brokers`. The tests of one broker share it, and run in one worker of pytest.
+
+A module whose tests start brokers of their own has a group of its own (`xdist_group`), so that workers end together.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.brokers)
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(_HERE).parts[0]))
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.path.relative_to(_HERE).parts[0]))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -43,6 +43,9 @@ _SHORT = {
     "transaction.max.timeout.ms": 3_600_000,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
     "transaction.partition.verification.enable": "false",
+    # a leader that was killed is missed sooner
+    "broker.session.timeout.ms": 4000,
+    "broker.heartbeat.interval.ms": 500,
     "num.io.threads": 2,
     "num.network.threads": 2,
     "log.cleaner.threads": 1,

@@ -21,6 +21,7 @@ from tiered_index.storage.memory import MemoryStorage
 def _short_waits(monkeypatch):
     for module in ("client", "source"):
         monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.5)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.brokers.kafka.checked import assert_found, by_place
 from tests.brokers.kafka.topics import Topics
 from tests.kafka.followed import archive, archived, ingest, places, source_of
@@ -14,6 +16,7 @@ from tests.support.hanging import until
 from tests.support.kafka_cluster import Producing
 from tiered_index.follow import Follower
 
+pytestmark = pytest.mark.xdist_group("kafka cluster")
 TOP = Path(__file__).parents[3]
 _HASTY = {name: value for name, value in HASTY.items() if name != "log_level"}
 

@@ -12,6 +12,8 @@ from tests.brokers.kafka.topics import Topics
 from tests.kafka.followed import archive, archived
 from tests.support.kafka_cluster import Producing
 
+pytestmark = pytest.mark.xdist_group("kafka versions")
+
 
 @pytest.fixture(scope="module", params=[OLDEST, NEWEST])
 def versioned(request, tmp_path_factory) -> Iterator[Broker]:
