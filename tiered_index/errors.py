@@ -48,10 +48,14 @@ class InvalidCursor(InvalidArgument):
 
 
 class IndexClosed(TieredIndexError):
-    """The index was closed before or during the call, or this process is a fork of the one that opened it.
+    """The index was closed before or during the call, or can't be used any more.
 
-    The call itself was right: open the index again and repeat it.
+    A forked child can't use an index or reader that its parent opened. After an interrupt in a call that writes, the
+    index must be closed. The call itself was right: open the index again and repeat it.
     """
+
+    FORKED = "a parent process opened the index and forked this process: open it after the fork"
+    INTERRUPTED = "an interrupt ended a call that writes: close the index and open it again"
 
 
 class ConfigError(TieredIndexError):

@@ -22,9 +22,9 @@ from tests.support.model import Answer
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
-from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.pools import DaemonPool
 from tiered_index.types import Explain
 
 MANY = 40

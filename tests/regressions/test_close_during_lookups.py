@@ -14,7 +14,7 @@ from tests.regressions.conftest import ASK
 from tests.support.hanging import until
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import IndexClosed, TieredIndexError
-from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.pools import DaemonPool
 
 NOW_MS = 1_700_000_000_000
 FILES = 4

@@ -13,6 +13,7 @@ from tests.stress.census import census
 from tests.support.disk_faults import FaultDisk
 from tests.support.hanging import until
 from tiered_index.errors import IndexClosed
+from tiered_index.service.lifecycle.lifecycle import Progress
 
 NOW_MS = 1_700_000_000_000
 
@@ -110,13 +111,13 @@ def test_of_several_errors_the_first_is_raised(open_index, monkeypatch):
 def test_no_round_begins_behind_a_close(open_index, monkeypatch, caplog, end):
     """A flush that was due at that moment warned that the index was closed."""
     index = open_index(background=True, flush_interval_s=0.005)
-    call = index._writer.call
+    release = index._parts.lock.release
 
-    def call_and_wait(action):
-        call(action)
+    def wait_and_release():
         time.sleep(0.1)
+        release()
 
-    monkeypatch.setattr(index._writer, "call", call_and_wait)
+    monkeypatch.setattr(index._parts.lock, "release", wait_and_release)
     # the probe of the new storage warns of the clock of the tests
     caplog.clear()
     getattr(index, end)()
@@ -126,7 +127,7 @@ def test_no_round_begins_behind_a_close(open_index, monkeypatch, caplog, end):
 def test_a_close_flushes_before_it_waits_for_a_round(open_index, monkeypatch, beside):
     """A process that was killed during that wait lost the entries of its write buffer."""
     index, waits, ends = open_index(), Event(), Event()
-    monkeypatch.setattr(index._lifecycle, "run_once", lambda: (waits.set(), ends.wait(60)))
+    monkeypatch.setattr(index._lifecycle._staging, "begin_clocks", lambda files: (waits.set(), ends.wait(60)))
     running = beside(index.run_lifecycle)
     assert waits.wait(60)
     index.put("t", 0, "k", 1, 1, NOW_MS, "s", 1)
@@ -136,4 +137,4 @@ def test_a_close_flushes_before_it_waits_for_a_round(open_index, monkeypatch, be
         assert not closing.ended(0)
     finally:
         ends.set()
-    assert running()[0] is None and closing() is None
+    assert running() == Progress() and closing() is None

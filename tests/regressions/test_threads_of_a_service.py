@@ -1,7 +1,4 @@
-"""The end of a service's thread must not leave its callers waiting. A service that was dropped leaves no thread.
-
-A thread can end by errors of any kind, forks, the interpreter's end, or interrupted starts.
-"""
+"""An error must not end a background thread. A service that was dropped leaves no thread, and loses no entry."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import pytest
 
 from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
-from tiered_index.service.threads import Worker
+from tiered_index.service.rounds import Rounds
 
 NOW_MS = 1_700_000_000_000
 
@@ -30,32 +27,15 @@ def test_a_round_that_ends_with_any_error_is_reported_and_the_next_ones_run():
 
     def work():
         rounds.append(1)
-        if len(rounds) == 2:
+        if len(rounds) == 3:
             met.set()
         raise asyncio.CancelledError
 
-    worker = Worker("test", work, 1e-4)
+    worker = Rounds("test", work, 1e-4)
     worker.start()
     assert met.wait(30)
-    assert worker.call(lambda: "made") == "made"
     worker.stop()
-    assert isinstance(worker.error, asyncio.CancelledError)
-
-
-def test_an_interrupted_start_knows_its_thread(monkeypatch):
-    worker, real = Worker("test"), threading.Thread.start
-
-    def start(thread):
-        real(thread)
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(KeyboardInterrupt):
-        worker.start()
-    assert worker.call(lambda: worker.call(threading.current_thread)) in threading.enumerate()
-    worker.stop()
-    assert not [thread for thread in threading.enumerate() if thread.name == "tiered-index-test"]
+    assert isinstance(worker.error, asyncio.CancelledError) and worker.failed_rounds == len(rounds)
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -28,14 +28,14 @@ KEPT = TOP / "build" / "reliability"
 PAGE = TOP / "docs" / "reliability.md"
 CAMPAIGNS = {
     "crashes": ["--all"],
-    "interrupts": ["--all"],
+    "interrupts": ["--lives", "10", "--interrupts", "1000"],
     "simulation": ["--seeds", "10000"],
     "mutations": ["--all"],
     "chaos": ["--minutes", "10"],
 }
 QUICK = {
     "crashes": ["--share", "0.01"],
-    "interrupts": ["--stride", "97", "--signal-lives", "4"],
+    "interrupts": ["--lives", "2", "--interrupts", "500"],
     "simulation": ["--seeds", "1500"],
     "mutations": ["--count", "60000", "--every", "1000"],
     "chaos": ["--minutes", "1"],

@@ -22,7 +22,7 @@ from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import add_token
 from tiered_index.server.verifying import VerificationHandlers
-from tiered_index.service.threads import DaemonPool, NoThread
+from tiered_index.storage.pools import DaemonPool, NoThread
 
 LINES = {"content-type": wire.NDJSON}
 ARROW = {"content-type": wire.ARROW}

@@ -16,13 +16,13 @@ NOW_MS = 1_700_000_000_000
 
 
 class HeldDisk(UnsyncedDisk):
-    """A disk that delays the next sync of the flusher's thread."""
+    """A disk that delays the next sync of the sealing thread."""
 
     def __init__(self):
         self.armed, self.entered, self.go_on = False, threading.Event(), threading.Event()
 
     def sync(self, descriptor):
-        if self.armed and threading.current_thread().name == "tiered-index-flusher":
+        if self.armed and threading.current_thread().name == "stress-sealer":
             self.armed = False
             self.entered.set()
             assert self.go_on.wait(30)

@@ -32,9 +32,9 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.service.lookup.search import Search
-from tiered_index.service.threads import each
 from tiered_index.spelling import other_spellings
 from tiered_index.storage.context import check_deadline
+from tiered_index.storage.pools import each
 from tiered_index.systems import KAFKA
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from tiered_index.errors import BudgetExceeded
 from tiered_index.server.problems import Refused
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
+from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.prices import PriceTable
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import Served
 from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.report import Report
-from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.pools import DaemonPool
 
 _MOST = 16
 _RETRY_S = 5

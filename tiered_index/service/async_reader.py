@@ -26,10 +26,10 @@ from tiered_index.service.lookup.export import Export
 from tiered_index.service.lookup.messages import MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.reading.parts import hand_over
-from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
+from tiered_index.storage.pools import DaemonPool
 from tiered_index.types import ItemT, Lookup, OpenedT, QueryResult, TopicsResult
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ Durability: `put` returns when the entries are in the write buffer and searchabl
 returned, or `flush_interval_s` later. They survive the loss of the machine when they are uploaded. After a crash, read
 each source again from its `durable_position`.
 
-Threads: a flusher and a life-cycle worker run rounds (unless `background` is off). One worker reads the log and one
-archives segments; their first call starts them.
+Threads: a flusher and a life-cycle worker run rounds (unless `background` is off). Calls that write run in the caller's
+thread, each under the lock of what it changes. If an interrupt ends one of them, further calls raise `IndexClosed`:
+close the index and open it again. Lookups may be interrupted.
 
 If you forget to close an index, garbage collection closes it with a `ResourceWarning`, or `atexit` closes it. Neither
 happens if the process is killed, ends by `os._exit`, or is a child of `multiprocessing`.
@@ -19,17 +20,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
@@ -61,17 +61,17 @@ from tiered_index.service.lifecycle.segment_archive import (
 from tiered_index.service.log.reads import bounds_of_root, reads_in
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups, config_of
+from tiered_index.service.lookup.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.lookup.scan import Files
-from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads import FORKED, NoThread, Worker
+from tiered_index.service.opening import open_parts
+from tiered_index.service.rounds import Rounds
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.spelling import is_plain
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import NO_WAIT, UNBOUNDED, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.pools import DaemonPool, close_until_s
 from tiered_index.tracing import is_traced
 from tiered_index.types import Freshness, ItemT, OpenedT, QueryResult, TopicBounds, shortened
 
@@ -83,11 +83,12 @@ if TYPE_CHECKING:
 _ROW_BYTES = 160
 # Most files of a lookup that does not wait, because each takes time for its report
 _FILES_NOW = 500
-# Longest wait for an interrupted opening, or for the close of a forgotten index, to release the root
+# Longest wait for the close of a forgotten index
 _PATIENCE_S = 5.0
-# Longest wait of a close for a storage request of a worker
-_STORAGE_PATIENCE_S = 1.0
+# Longest wait for each of three: a flush, a round of the life cycle, its last requests; unless the close is a usual one
+_STOP_PATIENCE_S = 2.0
 _NO_ABOUT: About = (), ()
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -115,79 +116,75 @@ class IndexService(Lookups[ItemT]):
         """
         self.config = config = checked_config(config)
         self._defaults = column_defaults(config.item_type)
-        self._closed = False
-        # true in a forked child, which owns nothing of the service
-        self._is_foreign = False
-        # remaining steps of closing; None: closing has not begun
-        self._closing: list[Callable[[], object]] | None = None
-        self._trouble: list[Exception] = []
-        # Rounds begin only after opening. The workers hold no reference to the service, so one that was never closed
-        # can be garbage-collected.
-        opened = self._opened = list[Parts]()
-        rounds = config.background
+        # remaining steps of closing; None: the index is open and closing has not begun
+        self._closing: list[Callable[[], object]] | None = []
+        # of these, the last, which wait for nothing
+        self._releases: list[Callable[[], object]] = []
+        # one close at a time; a signal handler may close an index while its thread does
+        self._ending = threading.RLock()
+        self._trouble: list[BaseException] = []
         # both pauses delay the publication of an entry
         share = 8 if config.seal_after_s < 1 else 4
         flush_s, round_s = (
             min(pause_s, config.seal_after_s / share)
             for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
         )
-        self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, flush_s)
-        self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, round_s)
-        # separate threads, started on first use, so that neither a lookup nor a flush waits for an upload
-        self._log_reader, self._archiver = Worker("log"), Worker("archive")
-        try:
-            parts = partial(open_parts, self.config, clock or SystemClock(), disk or Disk(), storage)
-            self._writer.call(partial(self._open, partial(parts, begins_anew=begins_anew, takes_over=takes_over)))
-            if rounds:
-                self._rounds.start()
-        except BaseException:  # also for an interrupt, because the root must not stay locked
-            self._closed = True
-            # an opening that still runs is closed at its end, if the worker is not stopped before
-            if self._writer.finish(self._close, _PATIENCE_S):
-                self._writer.stop(_PATIENCE_S)
-            raise
-        _open_ones.add(self)
+        with contextlib.ExitStack() as undo:
+            given = config, clock or SystemClock(), disk or Disk(), storage
+            parts = self._parts = open_parts(undo, *given, begins_anew=begins_anew, takes_over=takes_over)
+            self._marker = parts.marker
+            self._schema: Schema = parts.layout.schema
+            self._rule = parts.layout.hash
+            self._session = parts.session
+            self._storage = parts.storage
+            self._notes = parts.notes
+            self._catalog = parts.catalog
+            self._catalogs, self._prices, self._cold_paths = (parts.catalog,), parts.storage.prices, (parts.cold,)
+            self._topics = parts.topics
+            self._buffer = parts.buffer
+            self._flusher = parts.flusher
+            # positions, and the bounds of topics by them
+            self._behind_at: tuple[object, TopicBounds | None] = (None, None)
+            self._lifecycle = parts.lifecycle
+            self._engine = parts.engine
+            self._segments = SegmentUploads(parts.session, config.upload_part_bytes)
+            # reads the log for lookups, which have deadlines and may be interrupted
+            self._log_reader = DaemonPool(1, "tiered-index-log")
+            # the threads hold no reference to the service, so one that was never closed can be garbage-collected
+            self._flushes = Rounds("flusher", lambda: parts.flusher.run_once(), flush_s)
+            self._rounds = Rounds("lifecycle", lambda: parts.lifecycle.run_once(), round_s)
+            for rounds in (self._flushes, self._rounds) if config.background else ():
+                undo.callback(rounds.stop)
+                rounds.start()
+            self._closing = None
+            opened_ones.add(self)
+            undo.pop_all()
 
     def __del__(self) -> None:
-        # `_closed` is missing if `__init__` refused its arguments
-        if getattr(self, "_closed", True) or self._writer.is_foreign or sys.is_finalizing():
+        # `_closing` is missing if `__init__` refused its arguments
+        if not self._is_left_open() or sys.is_finalizing():
             return
         try:
-            warnings.warn(f"unclosed index {self!r}", ResourceWarning, stacklevel=2, source=self)
+            if self._closing is None:
+                warnings.warn(f"unclosed index {self!r}", ResourceWarning, stacklevel=2, source=self)
         finally:
-            self._close_soon()
+            # in a thread of its own, because a collection may run while this one holds a lock of the index
+            closing = threading.Thread(target=self._close_soon, name="tiered-index-close", daemon=True)
+            closing.start()
+            closing.join(0.0 if self._flushes.is_own_thread or self._rounds.is_own_thread else _PATIENCE_S)
+
+    def _is_left_open(self) -> bool:
+        return getattr(self, "_closing", []) != [] and self._refused != IndexClosed.FORKED
 
     def _close_soon(self) -> None:
-        """Close without raising, and wait at most `_PATIENCE_S`; not at all in a worker thread of the service."""
-        self._closed = True
-        own = threading.current_thread().name in {f"tiered-index-{one.name}" for one in (self._writer, self._rounds)}
-        with contextlib.suppress(IndexClosed, NoThread):
-            self._writer.finish(self._close, 0.0 if own else _PATIENCE_S)
+        """Close without raising, and without a long wait for a storage."""
+        if self._refuse_as_closed():
+            self._go_on_closing(self._steps(_STOP_PATIENCE_S))
         for error in self._trouble:
             _log.warning("closing %r: %s", self, error)
 
-    def _open(self, open_all: Callable[[], Parts]) -> None:
-        self._opened.append(open_all())
-        (parts,) = self._opened
-        self._marker = parts.marker
-        self._schema: Schema = parts.layout.schema
-        self._rule = parts.layout.hash
-        self._session = parts.session
-        self._storage = parts.storage
-        self._notes = parts.notes
-        self._catalog = parts.catalog
-        self._catalogs, self._prices, self._cold_paths = (parts.catalog,), parts.storage.prices, (parts.cold,)
-        self._topics = parts.topics
-        self._buffer = parts.buffer
-        self._flusher = parts.flusher
-        # positions, and the bounds of topics by them
-        self._behind_at: tuple[object, TopicBounds | None] = (None, None)
-        self._lifecycle = parts.lifecycle
-        self._engine = parts.engine
-        self._segments = SegmentUploads(parts.session, self.config.upload_part_bytes)
-
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "open" if self._refused is None else "closed"
         return shortened(f"<{type(self).__name__} {state}: {self.config.root}, storage {self.config.storage}>")
 
     @classmethod
@@ -250,17 +247,21 @@ class IndexService(Lookups[ItemT]):
         The call is accepted whole or refused whole, and never waits for a disk. Raises `InvalidArgument` (fix the
         call), `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
         """
-        if self._closed or self._is_foreign or self._session.fenced is not None:
+        if self._refused is not None or self._session.fenced is not None:
             self._check_writable()
-        if (
-            topic_id is None
-            and source is None
-            and source_position is None
-            and not extra
-            and self._buffer.open.add(topic, queue_id, keys, offset, size, timestamp_ms)
-        ):
-            # the common case: `add` has made the same checks
-            return 1
+        try:
+            if (
+                topic_id is None
+                and source is None
+                and source_position is None
+                and not extra
+                and self._buffer.open.add(topic, queue_id, keys, offset, size, timestamp_ms)
+            ):
+                # the common case: `add` has made the same checks
+                return 1
+        except BaseException as error:
+            self._interrupted(error)
+            raise
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(
             topic, queue_id, offset, size, timestamp_ms, extra, self._schema, self._defaults
@@ -274,9 +275,12 @@ class IndexService(Lookups[ItemT]):
             topic_id = check_number("topic_id", topic_id)
             agree = partial(self._topics.give, [(topic_id, topic)])
         size_bytes = sum(_ROW_BYTES + len(key) for key in checked)
-        self._buffer.append_rows(
-            checked, (topic_id, queue_id, offset, size, second, *more), size_bytes, source, source_position, agree
-        )
+        row = topic_id, queue_id, offset, size, second, *more
+        try:
+            self._buffer.append_rows(checked, row, size_bytes, source, source_position, agree)
+        except BaseException as error:
+            self._interrupted(error)
+            raise
         return len(checked)
 
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
@@ -297,7 +301,12 @@ class IndexService(Lookups[ItemT]):
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:
             agree = partial(self._topics.give, given) if given else None
-            self._buffer.append_columns(batch, sum(values.nbytes for values in batch.values()), positions, agree)
+            size_bytes = sum(values.nbytes for values in batch.values())
+            try:
+                self._buffer.append_columns(batch, size_bytes, positions, agree)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
         return len(batch["second"])
 
     def flush(self) -> None:
@@ -305,21 +314,18 @@ class IndexService(Lookups[ItemT]):
 
         Raises `DiskFull`, `StorageUnavailable`, `IndexClosed`. Any thread.
         """
-        self._check_open()
-        self._writer.call(self._flusher.run_once)
+        self._write(lambda: self._flusher.run_once())
 
     def seal(self) -> None:
         """Flush, then close the active files to further entries. The life cycle compacts and uploads them.
 
         Raises as `flush`. Any thread.
         """
-        self._check_open()
-        self._writer.call(self._flusher.seal)
+        self._write(self._flusher.seal)
 
     def run_lifecycle(self) -> Progress:
         """Run one round of the life cycle: compact and upload all sealed files. Raises the round's first error."""
-        self._check_open()
-        return self._rounds.call(self._lifecycle.run_once)
+        return self._write(lambda: self._lifecycle.run_once())
 
     def archive(
         self,
@@ -333,8 +339,8 @@ class IndexService(Lookups[ItemT]):
     ) -> bool:
         """Upload a closed segment of a source's log unless it is archived already. Return whether it was uploaded.
 
-        The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes; a
-        thread of the service calls it. `queues()` returns the queue offsets to archive with the segment; a copy without
+        The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes.
+        `queues()` returns the queue offsets to archive with the segment; a copy without
         them is replaced.
 
         An archived segment is compared with its copy: the first MiB, or all of it if `modified_ms` (the last change of
@@ -345,17 +351,16 @@ class IndexService(Lookups[ItemT]):
         Raises `CorruptFile` if the segment differs from its copy or overlaps another one, `StorageUnavailable` (repeat
         the call), `WriterFenced`.
         """
-        self._check_open()
         given = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
-        return self._archiver.call(partial(self._segments.archive, given))
+        # `read` and `queues` are the caller's, and may raise any error
+        return self._write(partial(self._segments.archive, given), Exception)
 
     def record_ranges(self, lost: Sequence[LostObject]) -> None:
         """Record ranges of a source that were skipped or rewritten, so that answers name them. Idempotent.
 
         Raises `StorageUnavailable` (repeat the call), `WriterFenced`.
         """
-        self._check_open()
-        self._log_reader.call(partial(self._session.record_ranges, tuple(lost)))
+        self._write(partial(self._session.record_ranges, tuple(lost)))
 
     def archive_columns(self, store: str, start: int, count: int, file: bytes) -> bool:
         """Upload records of a source's log unless they are archived already. Return whether they were uploaded.
@@ -366,14 +371,13 @@ class IndexService(Lookups[ItemT]):
         Raises `CorruptFile` if the numbers overlap those of another segment, `StorageUnavailable` (repeat the call),
         `WriterFenced`.
         """
-        self._check_open()
         columns = count, footer_bytes_of(file)
 
         def read(position: int, length: int) -> bytes:
             return file[position : position + length]
 
         given = SourceSegment(store, start, len(file), read, columns=columns)
-        return self._archiver.call(partial(self._segments.archive, given))
+        return self._write(partial(self._segments.archive, given))
 
     def export(
         self,
@@ -431,7 +435,7 @@ class IndexService(Lookups[ItemT]):
 
         Arguments: see `query`. Any thread.
         """
-        # in a copy: an interrupt can't keep the context for later calls
+        # in a copy: an interrupted call can't leave its context to later ones
         return copy_context().run(self._now, topic, key, begin_ms, end_ms, max_count, cursor)
 
     def _now(
@@ -507,82 +511,108 @@ class IndexService(Lookups[ItemT]):
 
         In a forked child it has only `index_id` and `problems`.
         """
-        if self._writer.is_foreign:
-            return {"index_id": self.index_id, "problems": [f"process: {FORKED}"]}
-        (parts,) = self._opened
-        return parts.health((self._writer, self._rounds))
+        if self._refused == IndexClosed.FORKED:
+            return {"index_id": self.index_id, "problems": [f"process: {self._refused}"]}
+        found = self._parts.health((self._flushes, self._rounds))
+        if self._refused == IndexClosed.INTERRUPTED:
+            found["problems"].append(f"writer: {self._refused}")
+        return found
 
     def close(self) -> None:
         """Flush, stop the workers, and release lease and lock. Raise the first error after everything is released.
 
-        Idempotent. An interrupted call completes on the worker thread; the next call waits for it.
+        Idempotent. After an interrupt in a call that writes it waits at most some seconds for a storage. An interrupt
+        of this call ends the present step; the other steps follow.
         """
-        self._closed = True
-        if self._writer.is_foreign:
-            # a forked child owns nothing of this service
+        patience_s = _STOP_PATIENCE_S if self._refused == IndexClosed.INTERRUPTED else None
+        if not self._refuse_as_closed():
             return
-        try:
-            self._writer.call(self._close)
-        except IndexClosed:
-            if self._closing != []:
-                raise
-        self._writer.stop()
+        self._go_on_closing(self._steps(patience_s))
         if self._trouble:
             trouble, self._trouble = self._trouble, []
             raise trouble[0]
 
     def abandon(self) -> None:
         """Release everything without flushing, as a crash would. For tests and for fenced writers."""
-        self._closed = True
-        with contextlib.suppress(IndexClosed):
-            self._writer.call(self._abandon)
-        self._writer.stop()
+        if not self._refuse_as_closed():
+            return
+        parts = self._parts
+        with self._ending:
+            if self._closing:
+                self._closing = None
+            self._go_on_closing(
+                [
+                    partial(self._stop_rounds, None),
+                    parts.flusher.end,
+                    parts.lifecycle.end,
+                    *parts.releases(keep_reserve=True),
+                ]
+            )
+            self._trouble = []
 
-    def _close(self) -> None:
-        if self._closing is None and self._opened:
-            (parts,) = self._opened
-            self._closing = [
-                parts.buffer.close,
-                # before the wait for a round, which may last longer than the process is allowed to
-                parts.flusher.run_once,
-                self._stop_rounds,
-                parts.flusher.end,
-                *(appender.close for appender in parts.appenders),
-                parts.lifecycle.close,
-                *parts.releases(keep_reserve=False),
-            ]
-        self._go_on_closing()
+    def _steps(self, patience_s: float | None) -> list[Callable[[], object]]:
+        """Return the steps of closing. `patience_s` bounds each wait for a storage; None: until it responds."""
+        parts = self._parts
+        self._releases = parts.releases(keep_reserve=False)
+        return [
+            parts.buffer.close,
+            # before the wait for a round, which may last longer than the process is allowed to
+            parts.flusher.run_once,
+            partial(self._stop_rounds, patience_s),
+            parts.flusher.end,
+            *(appender.close for appender in parts.appenders),
+            parts.lifecycle.close if patience_s is None else partial(self._end_in_time, patience_s),
+            *self._releases,
+        ]
 
-    def _abandon(self) -> None:
-        if self._closing != [] and self._opened:
-            (parts,) = self._opened
-            self._closing = [
-                self._stop_rounds,
-                parts.flusher.end,
-                parts.lifecycle.end,
-                *parts.releases(keep_reserve=True),
-            ]
-        self._go_on_closing()
-        self._trouble = []
+    def _go_on_closing(self, steps: list[Callable[[], object]]) -> None:
+        """Run the steps, or the remaining ones of an earlier call, and collect their errors."""
+        with self._ending:
+            if self._closing is None:
+                self._closing = steps
+            while self._closing:
+                step = self._closing[0]
+                try:
+                    step()
+                except BaseException as error:  # noqa: BLE001 - `close` raises it after lock and files are released
+                    self._trouble.append(error)
+                    if isinstance(error, MemoryError) or (step in self._releases and not isinstance(error, Exception)):
+                        with contextlib.suppress(Exception):
+                            # retried here, because there is no later round, and the root must not stay locked
+                            step()
+                # a signal handler may have closed the index meanwhile
+                if self._closing and self._closing[0] is step:
+                    del self._closing[0]
 
-    def _go_on_closing(self) -> None:
-        """Run the remaining steps of closing, and collect their errors. No flush begins after it."""
-        while self._closing:
-            try:
-                self._closing[0]()
-            except Exception as error:  # noqa: BLE001 - `close` raises it after lock and files are released
-                self._trouble.append(error)
-                if isinstance(error, MemoryError):
-                    with contextlib.suppress(Exception):
-                        # retried here, because there is no later round
-                        self._closing[0]()
-            del self._closing[0]
-        self._writer.stop()
+    def _stop_rounds(self, patience_s: float | None) -> None:
+        until_s = close_until_s()
+        for rounds in (self._flushes, self._rounds):
+            rounds.stop(patience_s)
+        self._log_reader.close(until_s)
+        self._segments.close(until_s)
 
-    def _stop_rounds(self) -> None:
-        self._rounds.stop()
-        for worker in (self._log_reader, self._archiver):
-            worker.stop(_STORAGE_PATIENCE_S)
+    def _end_in_time(self, patience_s: float) -> None:
+        """Close the life cycle, and wait at most `patience_s`: its last round or its requests may hang."""
+        ending = threading.Thread(
+            target=partial(self._lifecycle.close, soon=True), name="tiered-index-close", daemon=True
+        )
+        ending.start()
+        ending.join(patience_s)
+
+    def _write(self, act: Callable[[], T], expected: type[Exception] = TieredIndexError) -> T:
+        """Return the result of a call that writes. After another error than an `expected` one, refuse further calls."""
+        self._check_open()
+        try:
+            return act()
+        except BaseException as error:
+            if not isinstance(error, expected) or isinstance(error, MemoryError):
+                self._interrupted(error)
+            raise
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Refuse further calls after an error that is not one of ours, since a change may be half made."""
+        if self._refused is None and not isinstance(error, TieredIndexError):
+            self._refused = IndexClosed.INTERRUPTED
 
     def _log_states(self) -> Sequence[LogState]:
         return [self._session.log.state]
@@ -633,7 +663,7 @@ class IndexService(Lookups[ItemT]):
             return None
         view, session = self._catalog.present_view, self._session
         # after the view, because closing empties the catalog, and a read of the log changes both
-        if self._closed or self._is_foreign or session.log_error is not None or session.expired is not NOTHING:
+        if self._refused is not None or session.log_error is not None or session.expired is not NOTHING:
             return None
         if view is None:
             return None
@@ -646,7 +676,7 @@ class IndexService(Lookups[ItemT]):
     def _viewed(self, second_min: int, second_max: int, stored: bool) -> Viewed:
         """Return the handles of `_handles` that are not in a view, and a view of the catalog (None: there is none)."""
         # `_handles` then raises for a closed index
-        if compiled_views() is None or self._closed:
+        if compiled_views() is None or self._refused is not None:
             return (), None
         found = self._buffered(second_min, second_max)
         view = self._catalog.view(partial(LocalView, self._schema, stored=True))
@@ -654,7 +684,7 @@ class IndexService(Lookups[ItemT]):
             view = view.local
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", error))
-        return (found, view) if not self._closed else ((), None)
+        return (found, view) if self._refused is None else ((), None)
 
     def _buffered(self, second_min: int, second_max: int) -> list[Handle]:
         found: list[Handle] = []
@@ -666,50 +696,25 @@ class IndexService(Lookups[ItemT]):
         return found
 
     def _read_log(self, uri: str) -> LogState:
-        if (left_s := remaining_s()) is None:
-            return self._log_reader.call(self._lifecycle.refresh)
-        read: list[LogState] = []
+        left_s = remaining_s()
         # half of the time, as in a reader
-        if not self._log_reader.finish(lambda: read.append(self._lifecycle.refresh()), max(0.0, left_s / 2)):
+        reading = self._log_reader.submit(self._lifecycle.refresh)
+        if wait([reading], None if left_s is None else max(0.0, left_s / 2)).not_done:
             raise BudgetExceeded(f"timeout_s was reached while reading the log of {uri}")
-        return read[0]
+        return reading.result()
 
     def _check_writable(self) -> None:
         self._check_open()
         if self._session.fenced is not None:
             raise self._session.fenced.with_traceback(None)
 
-    def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
-        if self._is_foreign:
-            raise IndexClosed(FORKED)
-
-
-def _disown() -> None:
-    for service in list(_open_ones):
-        service._is_foreign = True
-
-
-os.register_at_fork(after_in_child=_disown)
-
-
-def _flush(opened: list[Parts]) -> None:
-    for parts in opened:
-        parts.flusher.run_once()
-
-
-def _live(opened: list[Parts]) -> None:
-    for parts in opened:
-        parts.lifecycle.run_once()
-
-
-_open_ones: weakref.WeakSet[IndexService[Any]] = weakref.WeakSet()
-
 
 @atexit.register
 def _close_all() -> None:
-    for service in list(_open_ones):
-        if not service._closed and not service._writer.is_foreign:
-            # flush first, because the other steps of closing may wait for a storage
-            with contextlib.suppress(TieredIndexError):
-                service.flush()
-            service._close_soon()
+    left = [one for one in list(opened_ones) if isinstance(one, IndexService) and one._is_left_open()]
+    for service in left:
+        # flush first, because the other steps of closing may wait for a storage
+        with contextlib.suppress(Exception):
+            service._flusher.run_once()
+    for service in left:
+        service._close_soon()

@@ -54,13 +54,14 @@ from tiered_index.service.lookup.query import Logs, QueryEngine
 from tiered_index.service.root import ASIDE, CACHE, SENT, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
-from tiered_index.service.threads import Worker, close_until_s
+from tiered_index.service.rounds import Rounds
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.pools import close_until_s
 
 # Small, because a wrong clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
@@ -193,7 +194,7 @@ class Parts:
 
         return [close_pools, release_files, self.catalog.clear, self.lock.release, self.storage.close]
 
-    def health(self, workers: Sequence[Worker]) -> dict[str, Any]:
+    def health(self, workers: Sequence[Rounds]) -> dict[str, Any]:
         """Return the summary of `IndexService.health`."""
         buffered, handles = self.buffer.size, self.catalog.all()
         own = [
@@ -243,7 +244,7 @@ class Parts:
         now_s, moved_s = self.clock.monotonic_s(), self.flusher.moved_s
         return {source: now_s - moved_s.get(source, self._opened_s) for source in self.flusher.positions}
 
-    def errors(self, workers: Iterable[Worker]) -> list[tuple[str, BaseException]]:
+    def errors(self, workers: Iterable[Rounds]) -> list[tuple[str, BaseException]]:
         """Return every present error, with the name of its origin."""
         found: list[tuple[str, BaseException | None]] = [
             ("flush", self.flusher.error),
@@ -260,6 +261,7 @@ class Parts:
 
 
 def open_parts(
+    undo: contextlib.ExitStack,
     config: IndexConfig,
     clock: Clock,
     disk: Disk,
@@ -268,7 +270,7 @@ def open_parts(
     begins_anew: bool = False,
     takes_over: bool = False,
 ) -> Parts:
-    """Open or create an index for writing. Raises the errors of `IndexService.open`.
+    """Open or create an index for writing. Raises the errors of `IndexService.open`. `undo` gets what to release.
 
     `begins_anew`: even if files of the root are set aside. `takes_over`: even if another writer has the lease.
     """
@@ -285,67 +287,65 @@ def open_parts(
     wanted = wanted_descriptor(config, known)
     if known is not None:
         check_descriptor(known, wanted, str(root.path))
-    with contextlib.ExitStack() as undo:
-        storage = MeteredStorage(backend or config.open_storage(uri), config.prices)
-        undo.callback(storage.close)
-        root.make_folders()
-        lock = RootLock(root)
-        undo.callback(lock.release)
-        for sent in root.path.glob(f"{SENT}-????????"):
-            shutil.rmtree(sent, ignore_errors=True)
-        if (root.path / ASIDE).exists() and not begins_anew:
-            raise RootBehind(
-                str(root.path / ASIDE),
-                f"`tiered-index recover --root {root.path}` was interrupted and has left files here: run it again",
-            )
-        root_id = marker.root_id if marker is not None else secrets.token_hex(8)
-        seen = SeenFile(root)
-        seen.read()
-        log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every, root_id=root_id, seen=seen)
-        if config.seal_after_s < 1:
-            log.lists_every_s = LIST_EVERY_S
-        index_id, describe = marker.index_id if marker is not None else "", partial(wanted_descriptor, config)
-        session = StorageSession(storage, log, clock, config.lease_ttl_s, describe, index_id, lock.place)
-        marker, layout, state = _join(
-            config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
+    storage = MeteredStorage(backend or config.open_storage(uri), config.prices)
+    undo.callback(storage.close)
+    root.make_folders()
+    lock = RootLock(root)
+    undo.callback(lock.release)
+    for sent in root.path.glob(f"{SENT}-????????"):
+        shutil.rmtree(sent, ignore_errors=True)
+    if (root.path / ASIDE).exists() and not begins_anew:
+        raise RootBehind(
+            str(root.path / ASIDE),
+            f"`tiered-index recover --root {root.path}` was interrupted and has left files here: run it again",
         )
-        undo.callback(_release, session)
-        folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
-        cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
-        undo.callback(cold.close)
+    root_id = marker.root_id if marker is not None else secrets.token_hex(8)
+    seen = SeenFile(root)
+    seen.read()
+    log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every, root_id=root_id, seen=seen)
+    if config.seal_after_s < 1:
+        log.lists_every_s = LIST_EVERY_S
+    index_id, describe = marker.index_id if marker is not None else "", partial(wanted_descriptor, config)
+    session = StorageSession(storage, log, clock, config.lease_ttl_s, describe, index_id, lock.place)
+    marker, layout, state = _join(
+        config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
+    )
+    undo.callback(_release, session)
+    folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
+    cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
+    undo.callback(cold.close)
 
-        kept_log = KeptLog(root)
+    kept_log = KeptLog(root)
 
-        def before_deletions() -> None:
-            log.rely()
-            kept_log.keep(log.state)
+    def before_deletions() -> None:
+        log.rely()
+        kept_log.keep(log.state)
 
-        if state is not None:
-            before_deletions()
-        files = FileList(root)
-        recovered = recover_root(root, cold, state, layout, files, _renewal(session))
-        undo.callback(recovered.let_go)
-        parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered, files)
+    if state is not None:
+        before_deletions()
+    files = FileList(root)
+    recovered = recover_root(root, cold, state, layout, files, _renewal(session))
+    undo.callback(recovered.let_go)
+    parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered, files)
 
-        def before_later_deletions() -> None:
-            before_deletions()
-            parts.list_files()
-
-        recovered.deletions.before = before_later_deletions
+    def before_later_deletions() -> None:
+        before_deletions()
         parts.list_files()
-        if state is not None:
-            try:
-                # other objects of a file that the log names may belong to a repair
-                parts.lifecycle.sweep_attempts(f for f in recovered.compacted if f.file_id not in state.files)
-            except (StorageBehind, RootBehind):
-                raise
-            except (StorageError, DiskFull, CorruptFile) as error:
-                _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
-            parts.lifecycle.tend_damaged()
-            # jobs may have removed files from the log since the recovery: the next round deletes their local copies
-            parts.lifecycle.show()
-        undo.pop_all()
-        return parts
+
+    recovered.deletions.before = before_later_deletions
+    parts.list_files()
+    if state is not None:
+        try:
+            # other objects of a file that the log names may belong to a repair
+            parts.lifecycle.sweep_attempts(f for f in recovered.compacted if f.file_id not in state.files)
+        except (StorageBehind, RootBehind):
+            raise
+        except (StorageError, DiskFull, CorruptFile) as error:
+            _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
+        parts.lifecycle.tend_damaged()
+        # jobs may have removed files from the log since the recovery: the next round deletes their local copies
+        parts.lifecycle.show()
+    return parts
 
 
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
@@ -27,7 +25,6 @@ from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,
     CorruptFile,
-    IndexClosed,
     InvalidArgument,
     NotAnIndex,
     SchemaMismatch,
@@ -47,7 +44,7 @@ from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups, config_of
+from tiered_index.service.lookup.lookups import Lookups, config_of, opened_ones
 from tiered_index.service.lookup.query import Logs, QueryEngine
 from tiered_index.service.lookup.scan import Files, Indexes
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, hand_over, sourced_schema
@@ -57,11 +54,11 @@ from tiered_index.service.reading.root_view import UnsealedView
 from tiered_index.service.reading.unopened import Openings, Unopened, close_view
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
-from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.pools import DaemonPool, NoThread, close_until_s
 from tiered_index.types import ItemT, OpenedT, shortened
 
 if TYPE_CHECKING:
@@ -111,8 +108,7 @@ class IndexReader(Lookups[ItemT]):
     """Answers lookups over one or more indexes that other processes write. Open it with `IndexReader.open`.
 
     Several indexes must have the same schema. Their entries have one answer order, and the `source` of an entry is the
-    URI of its index. Any thread may call its methods. In a forked child the first call opens the reader again. A reader
-    over a `storage_backend` raises `IndexClosed` there.
+    URI of its index. Any thread may call its methods. In a forked child they raise `IndexClosed`: open a reader there.
     """
 
     _called = "reader"
@@ -134,20 +130,10 @@ class IndexReader(Lookups[ItemT]):
             raise InvalidArgument("leave the root out: several storages are read without one")
         self.config = config
         self._clock = clock or SystemClock()
-        self._storages, self._is_given = storages, storage is not None
+        self._storages = storages
         self._with_writers = with_writers
-        self._closed = False
-        # held while the reader is opened again in a forked child
-        self._opening = threading.Lock()
-        self._open(storage)
-        _readers.add(self)
-
-    def _open(self, storage: Storage | None) -> None:
-        config, storages = self.config, self._storages
         self._shared: Storage | None = None
         self._unopened: Unopened | None = None
-        # that of a parent process is of no use in a forked child
-        self._leftovers = None
         self._growing = threading.Lock()
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
@@ -187,9 +173,8 @@ class IndexReader(Lookups[ItemT]):
                 _Indexes(lambda: self._views, config.source_timeout_s) if self._several else None,
                 self._logs,
             )
+            opened_ones.add(self)
             undo.pop_all()
-        # last, because it marks a complete opening in this process
-        self._pid = os.getpid()
 
     @classmethod
     def open(
@@ -244,7 +229,7 @@ class IndexReader(Lookups[ItemT]):
             with deadline_at(limits.deadline_s()):
                 return made(loaded, clock=clock, storage=storage_backend, storages=several)
 
-        # in a copy: an interrupt cannot keep the deadline for later calls
+        # in a copy: an interrupted opening can't leave its deadline to later calls
         return copy_context().run(make)
 
     def refresh(self) -> LogState:
@@ -351,14 +336,12 @@ class IndexReader(Lookups[ItemT]):
     def __repr__(self) -> str:
         places = [*(self._storages or ()), *([self.config.root, self.config.storage] if self._storages is None else [])]
         told = ", ".join(str(place) for place in places if place is not None)
-        return shortened(f"<{type(self).__name__} {'closed' if self._closed else 'open'}: {told}>")
+        return shortened(f"<{type(self).__name__} {'open' if self._refused is None else 'closed'}: {told}>")
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
-        self._closed = True
-        with self._opening:
-            if self._pid != os.getpid():
-                return
+        if not self._refuse_as_closed():
+            return
         until_s = close_until_s()
         with contextlib.ExitStack() as each:
             if self._shared is not None:
@@ -492,18 +475,6 @@ class IndexReader(Lookups[ItemT]):
             view.close()
             raise
 
-    def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
-        if self._pid == os.getpid() or self._closed:
-            return
-        if self._is_given:
-            raise IndexClosed(FORKED)
-        with self._opening:
-            if self._pid != os.getpid() and not self._closed:
-                # kept, because the locks of the parent's threads make a release unsafe
-                _of_parents[id(self._engine)] = self._views, self._parts, self._engine, self._unopened
-                with deadline_at(limits.deadline_s()):
-                    self._open(None)
-
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]
 
@@ -522,10 +493,10 @@ class IndexReader(Lookups[ItemT]):
         # a context that counts or bounds requests needs a search file by file
         if self._several or compiled_views() is None or request_context.get() is not UNBOUNDED:
             return None
-        if self._closed or self._pid != os.getpid():
+        if self._refused is not None:
             return None
         whole = self._views[0].whole(self._clock.monotonic_s())
-        return None if self._closed else whole
+        return None if self._refused is not None else whole
 
     def _ready(self) -> Files | None:
         begun_s = self._clock.monotonic_s()
@@ -587,7 +558,7 @@ class IndexReader(Lookups[ItemT]):
         if not stored or self._several or compiled_views() is None:
             return (), None
         found = view.viewed(begun_s)
-        return found if not self._closed else ((), None)
+        return found if self._refused is None else ((), None)
 
     def _handles(
         self, views: Sequence[IndexView], unopened: list[Handle], begun_s: float, second_min: int, second_max: int
@@ -604,18 +575,6 @@ class IndexReader(Lookups[ItemT]):
         # closing empties the catalogs, so `found` may be incomplete
         self._check_open()
         return found
-
-
-_readers: weakref.WeakSet[IndexReader[Any]] = weakref.WeakSet()
-_of_parents: dict[int, object] = {}
-
-
-def _renew_locks() -> None:
-    for reader in list(_readers):
-        reader._opening = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _disk_cache(config: IndexConfig) -> DiskCache | None:

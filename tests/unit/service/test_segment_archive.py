@@ -284,10 +284,10 @@ def crashed(open_index, faulty):
     """Crash a writer between upload and record, and in an upload in parts."""
     index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
     # a dead process deletes nothing
-    faulty.fail("abort_upload", error=KeyboardInterrupt)
+    faulty.fail("abort_upload", error=RuntimeError)
     for operation, prefix, size, start in (("put_if_absent", "log/", 1000, 0), ("upload_part", "", 6 << 20, 10**7)):
-        faulty.fail(operation, error=KeyboardInterrupt, name_prefix=prefix)
-        with pytest.raises(KeyboardInterrupt):
+        faulty.fail(operation, error=RuntimeError, name_prefix=prefix)
+        with pytest.raises(RuntimeError):
             archive(index, bytes(size), start=start)
     index.abandon()
     assert len(names(faulty)) == 1

@@ -38,8 +38,8 @@ from tiered_index.service.log.records import ArchivedSegment, SourceRange
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
-from tiered_index.service.threads import each
 from tiered_index.storage.context import check_deadline
+from tiered_index.storage.pools import each
 from tiered_index.systems import ROCKETMQ, Words, words_of
 from tiered_index.types import IndexItem, inclusive
 

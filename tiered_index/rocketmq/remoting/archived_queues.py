@@ -31,7 +31,7 @@ from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQ
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.pools import DaemonPool
 from tiered_index.tombstones import ALWAYS
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]

@@ -35,7 +35,7 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.lookup.messages import pause_s
-from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.pools import DaemonPool
 
 _LENGTH_BYTES = 4
 _LEAST_FRAME_BYTES = 4

@@ -33,7 +33,6 @@ from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch, lookup_numbers
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.rows import check_integer, check_key, check_text, check_topic
-from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
 _ASSIGNED = 1 << 30
@@ -65,26 +64,26 @@ class TopicTable:
             return known
         return self._assign(topic)
 
-    @synchronized
     def _assign(self, topic: str) -> int:
-        topic_id = assigned_topic_id(topic)
-        while self._names.get(topic_id, topic) != topic:
-            topic_id = _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))
-        self._add(topic_id, topic)
-        self.assigned[topic] = topic_id
-        return topic_id
+        with self._lock:
+            topic_id = assigned_topic_id(topic)
+            while self._names.get(topic_id, topic) != topic:
+                topic_id = _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))
+            self._add(topic_id, topic)
+            self.assigned[topic] = topic_id
+            return topic_id
 
-    @synchronized
     def give(self, pairs: Iterable[tuple[int, str]]) -> None:
         """Record all (id, topic) pairs of a source, or none and raise `InvalidArgument` if an id has another name."""
-        fresh: dict[int, str] = {}
-        for topic_id, topic in pairs:
-            other = self._names.get(topic_id, fresh.get(topic_id, topic))
-            if other != topic:
-                raise InvalidArgument(f"topic id {topic_id} of {topic!r} already means topic {other!r}")
-            fresh[topic_id] = topic
-        for topic_id, topic in fresh.items():
-            self._add(topic_id, topic)
+        with self._lock:
+            fresh: dict[int, str] = {}
+            for topic_id, topic in pairs:
+                other = self._names.get(topic_id, fresh.get(topic_id, topic))
+                if other != topic:
+                    raise InvalidArgument(f"topic id {topic_id} of {topic!r} already means topic {other!r}")
+                fresh[topic_id] = topic
+            for topic_id, topic in fresh.items():
+                self._add(topic_id, topic)
 
     def ids(self, topic: str) -> frozenset[int]:
         """Return all ids of `topic`."""
@@ -100,7 +99,6 @@ class TopicTable:
         return self._names[topic_id]
 
     def _add(self, topic_id: int, topic: str) -> None:
-        # an interrupt may prevent the second: the next call with this topic repeats both
         self._names[topic_id] = topic
         self._ids[topic] = self._ids.get(topic, frozenset()) | {topic_id}
 

@@ -21,7 +21,6 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
-from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
 
 V = TypeVar("V")
@@ -231,13 +230,13 @@ class Catalog:
         # `view` may store an outdated view just after a change
         return kept[1] if kept is not None and kept[0] == self._changes else None
 
-    @synchronized
     def changed_since(self, changes: int) -> Changed:
         """Return the handles that have changed since there were `changes`; -1: all handles."""
-        count = self._changes - changes
-        is_all = changes < 0 or count > len(self._changed_files)
-        files = self._nodes if is_all else itertools.islice(reversed(self._changed_files), count)
-        return Changed(self._changes, {file_id: self.get(file_id) for file_id in files}, is_all)
+        with self._lock:
+            count = self._changes - changes
+            is_all = changes < 0 or count > len(self._changed_files)
+            files = self._nodes if is_all else itertools.islice(reversed(self._changed_files), count)
+            return Changed(self._changes, {file_id: self.get(file_id) for file_id in files}, is_all)
 
     def _changed(self, file_id: str | None) -> None:
         self._changes += 1
@@ -247,58 +246,58 @@ class Catalog:
         else:
             self._changed_files.clear()
 
-    @synchronized
     def all(self) -> list[Handle]:
         """Return all handles, newest begin first."""
-        return [node.value for node in self._nodes.values() if node.value is not None]
+        with self._lock:
+            return [node.value for node in self._nodes.values() if node.value is not None]
 
     def get(self, file_id: str) -> Handle | None:
         """Return the handle of a file; None: there is none."""
         node = self._nodes.get(file_id)
         return node.value if node is not None else None
 
-    @synchronized
     def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
         """Add a handle, or replace the handle of its file. `dispose` runs when no lookup can use the old handle."""
-        old = self._nodes.get(handle.file_id)
-        begin = handle.second_min if old is None else min(handle.second_min, old.begin)
-        self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
-        if old is not None:
-            self._list.remove(old)
-        self._changed(handle.file_id)
-        self._retire(dispose)
+        with self._lock:
+            old = self._nodes.get(handle.file_id)
+            begin = handle.second_min if old is None else min(handle.second_min, old.begin)
+            self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
+            if old is not None:
+                self._list.remove(old)
+            self._changed(handle.file_id)
+            self._retire(dispose)
 
-    @synchronized
     def extend(self, handle: Handle) -> None:
         """Update the interval of a handle that has grown."""
-        old = self._nodes[handle.file_id]
-        begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
-        if begin == old.begin:
-            if end > old.end:
-                self._list.extend(old, end)
-        else:
-            self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
-            self._list.remove(old)
+        with self._lock:
+            old = self._nodes[handle.file_id]
+            begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
+            if begin == old.begin:
+                if end > old.end:
+                    self._list.extend(old, end)
+            else:
+                self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
+                self._list.remove(old)
 
-    @synchronized
     def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
         """Remove a file, if it is there. `dispose`: see `put`."""
-        node = self._nodes.pop(file_id, None)
-        if node is None:
-            return
-        self._list.remove(node)
-        self._changed(file_id)
-        self._retire(dispose)
+        with self._lock:
+            node = self._nodes.pop(file_id, None)
+            if node is None:
+                return
+            self._list.remove(node)
+            self._changed(file_id)
+            self._retire(dispose)
 
-    @synchronized
     def clear(self, beside: Iterable[Handle] = ()) -> None:
         """Close all handles, and those in `beside`, when no lookup runs. Disposals are dropped."""
-        self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
-        self._list = TimeRangeSkipList()
-        self._nodes = {}
-        self._changed(None)
-        self._disposals = []
-        self._let_go()
+        with self._lock:
+            self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
+            self._list = TimeRangeSkipList()
+            self._nodes = {}
+            self._changed(None)
+            self._disposals = []
+            self._let_go()
 
     def reclaim(self) -> None:
         """Run the disposals that no lookup blocks."""

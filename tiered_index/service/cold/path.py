@@ -37,8 +37,6 @@ from tiered_index.service.cold.caches import Caches, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.summary import decode
-from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
-from tiered_index.service.threads.share import Share, share_of
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import (
     NO_WAIT,
@@ -48,6 +46,7 @@ from tiered_index.storage.context import (
     remaining_s,
     request_context,
 )
+from tiered_index.storage.pools import DaemonPool, NoThread, Share, share_of, side_by_side
 
 T = TypeVar("T")
 # directories that are read one by one before the summary is read

@@ -25,7 +25,7 @@ from tiered_index.service.cold.path import ColdPath, MissingObject
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.threads import side_by_side
+from tiered_index.storage.pools import side_by_side
 
 
 class WindowTable:

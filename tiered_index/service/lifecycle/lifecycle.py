@@ -222,8 +222,12 @@ class Lifecycle:
             self._closed = True
             self._context.end()
 
-    def close(self) -> None:
-        """Run waiting disposals and release the lease. An unavailable or full storage is only logged."""
+    def close(self, *, soon: bool = False) -> None:
+        """Run waiting disposals and release the lease. An unavailable or full storage is only logged.
+
+        `soon`: end a running round before its next step.
+        """
+        self._closed = soon
         with self._lock:
             self._closed = True
             self._context.end()
@@ -249,6 +253,8 @@ class Lifecycle:
         return total
 
     def _step(self, name: str, step: Callable[[], None], kind: str | None = None) -> bool:
+        if self._closed:
+            raise IndexClosed("the index was closed during the round")
         try:
             step() if kind is None else self.times[kind].run(step)
         except TieredIndexError as error:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
@@ -199,9 +200,16 @@ class SegmentUploads:
     session: StorageSession
     part_bytes: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
     _swept: set[str] = field(default_factory=set)
     # by place: uploaded, and not known to be in the log
     _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
+
+    def close(self, until_s: float) -> None:
+        """Refuse new uploads, and wait for a running one until `until_s` (`time.monotonic()`)."""
+        self._closed = True
+        if self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            self._lock.release()
 
     def archive(self, given: SourceSegment) -> bool:
         """Upload a segment unless it is archived. Return whether it was uploaded. As `IndexService.archive`."""
@@ -212,6 +220,8 @@ class SegmentUploads:
                 f"{size_bytes}"
             )
         with self._lock:
+            if self._closed:
+                raise IndexClosed("the index is closed: open it again")
             session = self.session
             if session.fenced is not None:
                 raise session.fenced

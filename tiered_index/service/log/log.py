@@ -56,9 +56,9 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import CheckpointBase, LogReplay, LogState
 from tiered_index.service.log.summary import EAGER_BYTES, Summary
 from tiered_index.service.root.seen import Seen, SeenFile
-from tiered_index.service.threads import side_by_side
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.context import active_context
+from tiered_index.storage.pools import side_by_side
 
 # a state of up to this size (about 10,000 objects) is stored whole after every record, so that a reader opens with 3
 # requests. Checkpoints after a larger one have only the changes since

@@ -22,8 +22,8 @@ from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_sum
 from tiered_index.kernels import crc32
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.state import LogState
-from tiered_index.service.threads import each
 from tiered_index.storage.base import ObjectInfo, Storage
+from tiered_index.storage.pools import each
 
 EAGER_BYTES = 1 << 20
 """Largest summary that is read together with the checkpoint."""

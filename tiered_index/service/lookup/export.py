@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.arrow import array_of, topic_names
 from tiered_index.format.hashing import HashRule, joint_rule, normal_hashes
 from tiered_index.format.schema import Schema
@@ -99,7 +98,6 @@ class Export(Iterator[pa.RecordBatch]):
         not_asked: str | None = None,
     ) -> None:
         """Begin an export; use `Lookups.export`. `held` keeps the files unchanged, and is closed with the export."""
-        self._pid = os.getpid()
         self._wanted, self._state = wanted, state
         self.not_asked = not_asked
         self.missing: list[str] = []
@@ -129,8 +127,6 @@ class Export(Iterator[pa.RecordBatch]):
 
     def __next__(self) -> pa.RecordBatch:
         try:
-            if self._pid != os.getpid():
-                raise IndexClosed("the parent of this forked process began the export: begin it again")
             self._check_open()
             batch = next(self._batches)
         except BaseException as error:  # also for the end of the iteration and for an interrupt

@@ -6,6 +6,8 @@ Threads: every method from any thread.
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
@@ -76,7 +78,8 @@ class Lookups(ABC, Generic[ItemT]):
 
     config: IndexConfig
     _called = "index"
-    _closed: bool
+    # the reason why further calls raise `IndexClosed`; None: they don't
+    _refused: str | None = None
     _engine: QueryEngine
     _catalogs: Sequence[Catalog]
     _cold_paths: Sequence[ColdPath]
@@ -114,9 +117,7 @@ class Lookups(ABC, Generic[ItemT]):
             if found is not None:
                 return found  # type: ignore[no-any-return]
         bounds = _bounds(limits)
-        self._check_open(bounds)
-        # a forked child has made its own
-        engine = self._engine
+        self._check_open()
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         if whole is not None and cursor is not None and (page := engine.page(whole, lookup)) is not None:
             return page
@@ -161,7 +162,7 @@ class Lookups(ABC, Generic[ItemT]):
         need an unreadable file are partial. Other arguments and errors: see `query`.
         """
         bounds = _bounds(limits)
-        self._check_open(bounds)
+        self._check_open()
         checked = check_lookups(lookups, max_count)
         return self._answer("query_many", lambda run: self._engine.query_many(run, checked), allow_partial, bounds)
 
@@ -193,7 +194,7 @@ class Lookups(ABC, Generic[ItemT]):
         topic = check_topic(topic)
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         bounds = LookupLimits(**limits)
-        self._check_open(bounds)
+        self._check_open()
         with LookupBudget(self._prices, bounds).open() as budget:
             with span("messages"):
                 order_key = self._engine.order_key
@@ -222,7 +223,7 @@ class Lookups(ABC, Generic[ItemT]):
         `query`.
         """
         bounds = _bounds(limits)
-        self._check_open(bounds)
+        self._check_open()
         within = check_range(begin_ms, end_ms, 1)[:2]
 
         def answer(run: LookupRun) -> TopicsResult:
@@ -393,7 +394,7 @@ class Lookups(ABC, Generic[ItemT]):
         status = "failed"
         try:
             with span(kind) as traced:
-                # in a copy: an interrupt while a context is left cannot keep a bound of this lookup for later calls
+                # in a copy: an interrupted lookup can't leave its bounds to later calls
                 found = copy_context().run(self._run, answer, allow_partial, limits)
                 if traced is not None and traced.is_recording():
                     traced.set_attributes(_span_attributes(found))
@@ -414,15 +415,22 @@ class Lookups(ABC, Generic[ItemT]):
             files = self._begin()
             return LookupRun(files, allow_partial, budget, *known).run(self._catalogs, answer)
 
-    def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
-        """Call `_check_process`, and raise `IndexClosed` if the index is closed."""
-        self._check_process(limits)
-        if self._closed:
-            raise IndexClosed(f"the {self._called} is closed: open it again")
+    def _check_open(self) -> None:
+        """Raise `IndexClosed` if the index is closed or can't be used any more."""
+        if self._refused is not None:
+            raise IndexClosed(self._refused)
 
-    @abstractmethod
-    def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
-        """In a forked child, open the index again within `limits`, or raise `IndexClosed`."""
+    def _check_process(self) -> None:
+        """Raise `IndexClosed` in a forked child. Calls that need no file may follow a close."""
+        if self._refused == IndexClosed.FORKED:
+            raise IndexClosed(self._refused)
+
+    def _refuse_as_closed(self) -> bool:
+        """Refuse further calls, and return whether there is anything to close: a forked child owns nothing."""
+        if self._refused == IndexClosed.FORKED:
+            return False
+        self._refused = f"the {self._called} is closed: open it again"
+        return True
 
     def _once(self, files: Files, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
@@ -460,3 +468,16 @@ class Lookups(ABC, Generic[ItemT]):
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:
         """Read new records of the log of storage `uri`, update its catalog, and return the state."""
+
+
+opened_ones: weakref.WeakSet[Lookups[Any]] = weakref.WeakSet()
+"""The indexes and readers of this process that were opened and may be closed."""
+
+
+def _refuse_after_fork() -> None:
+    # here and not in each call, because a put takes less time than asking the system for the process id
+    for one in list(opened_ones):
+        one._refused = IndexClosed.FORKED
+
+
+os.register_at_fork(after_in_child=_refuse_after_fork)

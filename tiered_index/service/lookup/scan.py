@@ -33,12 +33,11 @@ from tiered_index.service.cold.path import MissingObject, lost_error
 from tiered_index.service.files.view import Noted, Viewed, reports_of, with_reads_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK
-from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
-from tiered_index.service.threads.share import Share, share_of
-from tiered_index.service.threads.silence import Silence
 from tiered_index.storage.context import RequestContext, active_context, request_context
 from tiered_index.storage.metering import Usage
+from tiered_index.storage.pools import DaemonPool, NoThread, Share, share_of, side_by_side
 from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.silence import Silence
 from tiered_index.types import FileReport, Freshness
 
 # estimated requests and bytes of a search in a file whose directory is not cached

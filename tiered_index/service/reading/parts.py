@@ -25,8 +25,8 @@ from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.reading.refreshed import Refreshed
-from tiered_index.service.threads import DaemonPool, NoThread
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
+from tiered_index.storage.pools import DaemonPool, NoThread
 
 T = TypeVar("T")
 

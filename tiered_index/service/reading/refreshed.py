@@ -24,11 +24,11 @@ from tiered_index.clock import Clock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.threads import DaemonPool
-from tiered_index.service.threads.silence import Silence
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
+from tiered_index.storage.pools import DaemonPool
 from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.silence import Silence
 
 T = TypeVar("T")
 # after an error the storage is tried again after this time at the latest, even if lookups don't need it
@@ -123,16 +123,13 @@ class Refreshed(ABC):
 
         `begin` runs a call in another thread. Raises as `begin`.
         """
-        # on one line, as in `synchronized`
-        with self._beginning: return self._due_refresh(begun_s, begin)  # noqa: E701  # fmt: skip
-
-    def _due_refresh(self, begun_s: float, begin: Begin) -> tuple[Reading[object], bool] | None:
-        if not self._is_due(begun_s):
-            return None
-        is_new = self._refresh is None or self._refresh.ends.done()
-        if self._refresh is None or is_new:
-            self._refresh = Reading(begin, self.refresh_due, self._readings)
-        return self._refresh, is_new
+        with self._beginning:
+            if not self._is_due(begun_s):
+                return None
+            is_new = self._refresh is None or self._refresh.ends.done()
+            if self._refresh is None or is_new:
+                self._refresh = Reading(begin, self.refresh_due, self._readings)
+            return self._refresh, is_new
 
     def new_refresh(self, begin: Begin) -> Reading[object]:
         """Begin a refresh that raises its error. While the storage is away, one is under way at most."""

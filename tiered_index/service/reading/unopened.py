@@ -26,8 +26,8 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.reading.parts import hand_over
 from tiered_index.service.reading.refreshed import BRIEF_S, Refreshed, unread
 from tiered_index.service.reading.views import IndexView
-from tiered_index.service.threads import DaemonPool, NoThread
 from tiered_index.storage.context import UNBOUNDED, active_context
+from tiered_index.storage.pools import DaemonPool, NoThread
 
 Openings = Callable[[], Iterable[tuple[str, Callable[[], IndexView | None]]]]
 """Returns the URIs of indexes, each with a call that opens its view, or returns None for a folder without an index."""

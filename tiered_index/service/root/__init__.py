@@ -352,6 +352,11 @@ class RootLock:
             _unlock(self._folder)
         self.close()
 
+    def __del__(self) -> None:
+        # an interrupt may drop the lock before its owner has it; `_file` is missing if it could not be opened
+        if hasattr(self, "_file"):
+            self.close()
+
     def close(self) -> None:
         """Close the descriptors without unlocking, as in a forked child, since the parent has the lock."""
         self._file.close()

@@ -2,8 +2,8 @@
 
 An append takes a short lock and returns. The first user of a chunk, a lookup or the flusher, hashes it. A chunk is
 visible until the flusher has written it to a file. A closed chunk never changes, except that its columns are computed.
-All rows of a call are in one chunk. A caller may be interrupted at any line and continue: each change is one assignment
-(to several attributes at once; no signal handler runs between their stores), or closing the chunk corrects it.
+All rows of a call are in one chunk. Lookups close the open chunk and merge small ones, and may be interrupted: each of
+these changes is one assignment (to several attributes at once; no signal handler runs between their stores).
 `PutRows` creates no objects per row that the garbage collector would visit.
 """
 
@@ -30,7 +30,6 @@ from tiered_index.service.answers.rows import PreparedLookup, select_items
 from tiered_index.service.answers.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
 ROWS = 1 << 12
@@ -295,7 +294,6 @@ class WriteBuffer:
         """Estimated bytes in the buffer."""
         return self._bytes + self.open.rows.size_bytes
 
-    @synchronized
     def append_rows(
         self,
         keys: list[str],
@@ -309,83 +307,87 @@ class WriteBuffer:
 
         `size_bytes` does not include the caller's columns.
         """
-        size_bytes += len(keys) * self._codec.more_bytes
-        self._admit(len(keys), size_bytes)
-        if agree is not None:
-            agree()
-        row = self._codec.struct.pack(*record)
-        # a key of a subclass may not be equal to its own text
-        keys = [key if type(key) is str else str.__str__(key) for key in keys]
-        if not self.open.rows.extend(keys, row, size_bytes):
-            self._close_open()
-            rows = max(min(ROWS, _CHUNK_BYTES // self._codec.struct.size), len(keys))
-            left = self._max_entries - self._entries, self._max_bytes - self._bytes
-            following = OpenChunk(self._codec, rows, *left)
-            following.rows.extend(keys, row, size_bytes)
-            # after `extend`: other threads add to the open chunk without the lock
-            self.open = following
-        if source is not None and position is not None:
-            # after the entries: an interrupt in between only leaves an older position
-            chunk = self.open
-            chunk.positions[source] = max(position, chunk.positions.get(source, position))
+        with self._lock:
+            size_bytes += len(keys) * self._codec.more_bytes
+            self._admit(len(keys), size_bytes)
+            if agree is not None:
+                agree()
+            row = self._codec.struct.pack(*record)
+            # a key of a subclass may not be equal to its own text
+            keys = [key if type(key) is str else str.__str__(key) for key in keys]
+            if not self.open.rows.extend(keys, row, size_bytes):
+                self._close_open()
+                rows = max(min(ROWS, _CHUNK_BYTES // self._codec.struct.size), len(keys))
+                left = self._max_entries - self._entries, self._max_bytes - self._bytes
+                following = OpenChunk(self._codec, rows, *left)
+                following.rows.extend(keys, row, size_bytes)
+                # after `extend`: other threads add to the open chunk without the lock
+                self.open = following
+            if source is not None and position is not None:
+                # after the entries: an interrupt in between only leaves an older position
+                chunk = self.open
+                chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
-    @synchronized
     def append_columns(
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns with hashed keys; `agree` and errors as in `append_rows`."""
-        # the buffer must not grow during the check
-        self.open.rows.close()
-        self._admit(len(columns["second"]), size_bytes)
-        if agree is not None:
-            agree()
-        self._close_open()
-        self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)
+        with self._lock:
+            # the buffer must not grow during the check
+            self.open.rows.close()
+            self._admit(len(columns["second"]), size_bytes)
+            if agree is not None:
+                agree()
+            self._close_open()
+            self._append(
+                Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open
+            )
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return the chunks that are not released, oldest first, with all entries that were put before the call."""
-        # on one line, as in `synchronized`; inline, since each lookup calls it
-        with self._lock: chunks = self._closed_chunks()  # noqa: E701  # fmt: skip
+        with self._lock:
+            chunks = self._closed_chunks()
         if len(chunks) < 2:
             return chunks
         self._merge_small()
-        with self._lock: return self._closed_chunks()  # noqa: E701  # fmt: skip
+        with self._lock:
+            return self._closed_chunks()
 
-    @synchronized
     def close(self) -> None:
         """Accept no more entries; the next flush writes the accepted ones."""
-        self._closed = True
-        self.open.rows.close()
+        with self._lock:
+            self._closed = True
+            self.open.rows.close()
 
-    @synchronized
     def close_chunk(self) -> int:
         """Close the open chunk. Return the number of the newest closed chunk: it and earlier ones have all entries."""
-        self._close_open()
-        return self._newest
+        with self._lock:
+            self._close_open()
+            return self._newest
 
-    @synchronized
     def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
         """Return the oldest closed chunks, at most `max_entries` or one chunk; the same ones until `end_flush`."""
-        if not self._flushing:
-            stop = entries = 0
-            while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
-                entries += self._ready[stop].count
-                stop += 1
-            taken, left = tuple(self._ready[:stop]), self._ready[stop:]
-            self._flushing, self._ready = taken, left
-        return self._flushing
+        with self._lock:
+            if not self._flushing:
+                stop = entries = 0
+                while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
+                    entries += self._ready[stop].count
+                    stop += 1
+                taken, left = tuple(self._ready[:stop]), self._ready[stop:]
+                self._flushing, self._ready = taken, left
+            return self._flushing
 
-    @synchronized
     def end_flush(self) -> None:
         """Release the chunks of `begin_flush`, after their entries are durable and searchable in files."""
-        if self._flushing:
-            count = sum(chunk.count for chunk in self._flushing)
-            entries, flushed = self._entries - count, self._flushed_entries + count
-            size_bytes = self._bytes - sum(chunk.size_bytes for chunk in self._flushing)
-            newest = self._flushing[-1].number
-            state = (), entries, flushed, size_bytes, newest
-            self._flushing, self._entries, self._flushed_entries, self._bytes, self.released = state
-        self.refusal = None
+        with self._lock:
+            if self._flushing:
+                count = sum(chunk.count for chunk in self._flushing)
+                entries, flushed = self._entries - count, self._flushed_entries + count
+                size_bytes = self._bytes - sum(chunk.size_bytes for chunk in self._flushing)
+                newest = self._flushing[-1].number
+                state = (), entries, flushed, size_bytes, newest
+                self._flushing, self._entries, self._flushed_entries, self._bytes, self.released = state
+            self.refusal = None
 
     def _admit(self, entries: int, size_bytes: int) -> None:
         if self._closed:
@@ -433,11 +435,11 @@ class WriteBuffer:
             if not self._exchange(pair, pair[0].merged_with(pair[1])):
                 return  # the flusher took it, or another lookup merged it
 
-    @synchronized
     def _exchange(self, pair: list[Chunk], merged: Chunk) -> bool:
-        ready = self._ready
-        at = ready.index(pair[0]) if pair[0] in ready else len(ready)
-        if ready[at : at + 2] != pair:
-            return False
-        self._ready = [*ready[:at], merged, *ready[at + 2 :]]
-        return True
+        with self._lock:
+            ready = self._ready
+            at = ready.index(pair[0]) if pair[0] in ready else len(ready)
+            if ready[at : at + 2] != pair:
+                return False
+            self._ready = [*ready[:at], merged, *ready[at + 2 :]]
+            return True

@@ -21,8 +21,8 @@ from tiered_index import QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
 from tiered_index.service import reader as reader_module
-from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
+from tiered_index.storage import pools as workers
 from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.opening import open_storage
 

@@ -13,8 +13,8 @@ from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.service import threads as workers
 from tiered_index.service.reading import parts
+from tiered_index.storage import pools as workers
 from tiered_index.storage.context import remaining_s
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage

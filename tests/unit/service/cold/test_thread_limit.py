@@ -10,10 +10,10 @@ from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
-from tiered_index.service.threads import side_by_side
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, child_storages
+from tiered_index.storage.pools import side_by_side
 
 LONG_S = 300.0
 MANY = 10**6
@@ -42,8 +42,7 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(tmp_path, lim
         made.add(3)
         clock.advance(11)
         # the threads of the opening would do it
-        reader._parts.threads._end()
-        reader._parts.threads._begin()
+        reader._parts.threads.__init__(2, "tiered-index-log")
         limit.refuse("tiered-index-log")
         # The log is overdue by a second. The answer is as of the reader's log position.
         result = reader.query("t", "all", timeout_s=LONG_S)
@@ -56,8 +55,7 @@ def test_refreshes_of_several_indexes_without_threads(several, limit, clock, log
     with IndexReader.open(storage_backend=several, clock=clock, refresh_interval_s=10) as reader:
         clock.advance(11)
         # the threads of the opening would do it
-        reader._parts.threads._end()
-        reader._parts.threads._begin()
+        reader._parts.threads.__init__(2, "tiered-index-log")
         limit.refuse("tiered-index-log", MANY)
         assert len(reader.query("t", "all")) == 4
         assert sorted(map(id, log_readings)) == sorted(map(id, reader._views))

@@ -10,9 +10,9 @@ from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.threads import NoThread, side_by_side
 from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.pools import NoThread, side_by_side
 
 SHARDS = 8
 KEYS = [f"k{number}" for number in range(200)]

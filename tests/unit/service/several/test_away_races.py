@@ -1,8 +1,6 @@
 """Threads, bounds and races of readers while an index does not answer."""
 
 import contextlib
-import os
-import signal
 import sys
 import threading
 import time
@@ -18,9 +16,9 @@ from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, Stora
 from tiered_index.service.cold.path import RangeReadPool, RangeShare
 from tiered_index.service.reading import refreshed
 from tiered_index.service.reading.parts import SourcedFile
-from tiered_index.service.threads.share import Share
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.pools import Share
 
 SHORT_S = 0.5
 
@@ -314,21 +312,6 @@ def test_one_index_twice_is_refused_even_if_it_does_not_answer(cluster, reading,
     reading[cluster.uris[2]] = refused
     with pytest.raises(InvalidArgument, match="given twice"):
         cluster.reader([*cluster.uris, cluster.uris[2]], clock=clock)
-
-
-def test_a_forked_child_reads_all_indexes(cluster, hangs, clock):
-    away = cluster.uris[1]
-    with cluster.reader(clock=clock, source_timeout_s=SHORT_S, refresh_interval_s=10) as reader:
-        hangs(away, "list", name_prefix="log/")
-        clock.advance(11)
-        assert sources(ask(reader)) == {away}
-        pid = os.fork()
-        if not pid:
-            signal.alarm(30)
-            with contextlib.suppress(BaseException):
-                os._exit(0 if ask(reader).status == "complete" else 3)
-            os._exit(4)
-        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_an_interrupt_at_any_line_loses_no_place(cluster, clock):

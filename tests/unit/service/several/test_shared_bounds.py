@@ -9,7 +9,7 @@ from tests.support.pages import asking
 from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded
-from tiered_index.service import threads as workers
+from tiered_index.storage import pools as workers
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
 SEVERAL = 3

@@ -1,6 +1,6 @@
 """Whether a storage has stopped responding to some work.
 
-Threads: any. Imports no other folder of the service.
+Threads: any.
 """
 
 from __future__ import annotations

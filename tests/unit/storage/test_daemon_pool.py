@@ -11,8 +11,8 @@ import pytest
 from tests.support.hanging import until
 from tests.support.thread_limit import ThreadLimit
 from tiered_index.errors import IndexClosed, StorageUnavailable
-from tiered_index.service import threads as pool_module
-from tiered_index.service.threads import DaemonPool
+from tiered_index.storage import pools as pool_module
+from tiered_index.storage.pools import DaemonPool
 
 NAME = "tested-pool"
 
@@ -163,30 +163,6 @@ def test_a_hanging_call_gets_one_more_thread_however_often_it_is_replaced():
     go_on.set()
     assert hanging.result(30)
     pool.close()
-
-
-@pytest.mark.parametrize("calls", [0, 1])
-def test_an_interrupted_start_leaves_no_thread_behind(monkeypatch, calls):
-    """The thread has begun, and the pool does not know it."""
-    pool = DaemonPool(2, NAME)
-    start = threading.Thread.start
-
-    def interrupted(thread):
-        start(thread)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pool.submit(int)
-    assert pool._work.count(0) == 0
-    for _ in range(calls):
-        pool.submit(int).result(30)
-    unknown = threads()
-    pool.close()
-    for thread in unknown:
-        thread.join(30)
-    assert not threads()
 
 
 def test_calls_that_hang_one_after_the_other_get_one_more_thread_in_all():

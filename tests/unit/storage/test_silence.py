@@ -3,12 +3,12 @@
 import pytest
 
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
-from tiered_index.service.threads import silence as silence_module
-from tiered_index.service.threads.silence import Silence
 from tiered_index.storage import metering
+from tiered_index.storage import silence as silence_module
 from tiered_index.storage.base import Call
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.silence import Silence
 
 PATIENCE_S = 5.0
 
