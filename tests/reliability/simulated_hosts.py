@@ -85,7 +85,7 @@ class Writers:
         host.disk.crashed = True
         if host.made is not None:
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
-                host.made._abandon()  # in this thread, because the threads of the process have ended
+                host.made.abandon()  # in this thread, because the threads of the process have ended
         host.made = host.service = None
         if "power" in self.faults and chance.random() < 0.5:
             self.scheduler.note(f"{host.name} loses its power")

@@ -536,10 +536,11 @@ class IndexService(Lookups[ItemT]):
         """Release everything without flushing, as a crash would. For tests and for fenced writers."""
         if not self._refuse_as_closed():
             return
+        if self._closing == []:
+            return
         parts = self._parts
         with self._ending:
-            if self._closing:
-                self._closing = None
+            self._closing = None
             self._go_on_closing(
                 [
                     partial(self._stop_rounds, None),
