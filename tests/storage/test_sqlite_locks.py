@@ -5,7 +5,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -171,51 +171,6 @@ def test_a_file_that_was_replaced_is_noticed(storage: SqliteStorage, path: Path,
     storage.put("object", b"third")
     with SqliteStorage(path) as another:
         assert [info.name for info in another.list()] == ["elsewhere", "object"]
-
-
-@pytest.fixture
-def forking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SqliteStorage, ...]]:
-    """Yield two storages, whose connections are still open. An interrupt has ended the handlers before a fork.
-
-    Python forks in spite of an error in a handler, and then calls the handlers behind the fork.
-    """
-
-    def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
-
-    with SqliteStorage(tmp_path / "a.db") as one, SqliteStorage(tmp_path / "b.db") as other:
-        for storage in (one, other):
-            storage.put("object", b"x")
-        with monkeypatch.context() as patched:
-            patched.setattr(next(iter(connections._pools))._state, "wait_for", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                connections._before_fork()
-        yield one, other
-
-
-def test_an_interrupt_before_a_fork_leaves_no_lock(forking: tuple[SqliteStorage, ...]) -> None:
-    connections._after_fork(child=False)
-    assert not connections._registry_lock.locked() and not connections._held
-    for storage in forking:
-        assert storage.get("object") == b"x"
-
-
-def test_a_child_does_not_use_connections_that_its_fork_could_not_close(forking: tuple[SqliteStorage, ...]) -> None:
-    connections._after_fork(child=True)
-    for storage in forking:
-        with pytest.raises(StorageUnavailable, match="was in use"):
-            storage.get("object")
-
-
-def test_a_child_writes_although_a_thread_waited_for_the_fork_before_its_write(path: Path) -> None:
-    with SqliteStorage(path, busy_timeout_s=0.2) as storage:
-        storage.put("object", b"x")
-        assert storage._pool._writer.acquire(timeout=1)  # as such a thread
-        connections._before_fork()
-        # as in the child
-        connections._after_fork(child=True)
-        storage.put("more", b"x")
-        assert [info.name for info in storage.list()] == ["more", "object"]
 
 
 @pytest.mark.parametrize(

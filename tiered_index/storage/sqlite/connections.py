@@ -3,7 +3,8 @@
 One thread uses a connection at a time; a connection is closed if its file was replaced. SQLite's locks decide between
 processes. Writers of one process first wait for a lock of this module, because SQLite waits by polling, which starves
 some. Every wait is bounded by `busy_timeout_s`. File locks don't pass to a forked child, but SQLite's memory of them
-does: before a fork every connection is closed. Threads: any number.
+does: idle connections are closed before a fork, and a database whose connection was in use is refused in the child.
+Threads: any number.
 
     objects   one row an object, the row that makes it visible: name -> body, size, time
     pieces    the rows that hold a body: (body, start) -> size, chunk
@@ -19,6 +20,7 @@ Its pieces cover it from 0 without gaps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
@@ -27,7 +29,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -223,18 +224,17 @@ class ConnectionPool:
         self.path = path
         self._timeout_s = busy_timeout_s
         self._sleep = sleep
-        self._state = threading.Condition()
+        self._state = threading.Lock()
         self._idle: list[_Link] = []
         self._lent = 0
         self._closed = False
-        self._forking = False
-        self._forked_while_lent = False
+        self._pid = os.getpid()
         self._writer = threading.Lock()
-        with _registry_lock:
-            _pools.add(self)
+        _pools[id(self)] = self
 
     def read(self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T]) -> _T:
         """Return `action(connection)` of one read transaction, which may be repeated; `absent()` without a database."""
+        self._check_process()
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 
     def write(
@@ -244,13 +244,19 @@ class ConnectionPool:
 
         An error undoes all of it. Without a database return `absent()` or, if `absent` is None, make the database.
         """
+        self._check_process()
         return self._repeat(doing, lambda: self._write(doing, action, absent))
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise IndexClosed(IndexClosed.FORKED)
 
     def overwrite(self, doing: str) -> tuple[str, ...]:
         """Overwrite all deleted bytes in the file and its write-ahead log.
 
         Return those of the two that may still have some, since other connections read or the disk is full.
         """
+        self._check_process()
         if not self._writer.acquire(timeout=self._timeout_s):
             return (f"{self.path}-wal",)
         try:
@@ -281,11 +287,8 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close every connection; connections in use are closed when they are returned. Idempotent."""
-        with self._state:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for link in idle:
-            link.connection.close()
+        self._closed = True
+        self._close_idle()
 
     def _repeat(self, doing: str, once: Callable[[], _T]) -> _T:
         deadline_s = time.monotonic() + self._timeout_s
@@ -333,17 +336,17 @@ class ConnectionPool:
 
     def _take(self, *, make: bool) -> _Link | None:
         with self._state:
-            self._state.wait_for(lambda: not self._forking, self._timeout_s)
             if self._closed:
                 raise IndexClosed(f"the storage {self.path} is closed")
-            if self._forked_while_lent:
-                raise StorageUnavailable(
-                    f"{self.path} was in use by another thread when this process was forked; restart it"
-                )
             self._lent += 1
         link: _Link | None = None
         try:
-            link = self._fresh(self._existing(), make=make)
+            file = self._existing()
+            if file in _copied:
+                raise StorageUnavailable(
+                    f"{self.path} was in use by another thread when this process was forked: start a new process"
+                )
+            link = self._fresh(file, make=make)
             return link
         finally:
             if link is None:
@@ -408,50 +411,31 @@ class ConnectionPool:
     def _returned(self) -> None:
         with self._state:
             self._lent -= 1
-            self._state.notify_all()
 
-    def _before_fork(self) -> None:
-        """Wait for connections in use, close all, and block new uses until `_after_fork` in the same thread."""
-        self._state.acquire()
-        # here, because an interrupt may end the wait
-        _held.append(self)
-        self._forking = True  # blocks new uses: else threads that read all the time could delay the fork
-        self._state.wait_for(lambda: not self._lent, self._timeout_s)
-        while self._idle:
-            self._idle.pop().connection.close()
-
-    def _after_fork(self) -> None:
-        self._forking = False
-        self._state.notify_all()
-        self._state.release()
+    def _close_idle(self) -> None:
+        with self._state:
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.connection.close()
 
 
-_registry_lock = threading.Lock()
-_pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
-_held: list[ConnectionPool] = []
+_pools: weakref.WeakValueDictionary[int, ConnectionPool] = weakref.WeakValueDictionary()
+# device and inode of databases that had open connections when this process was forked
+_copied: set[tuple[int, int] | None] = set()
 
 
 def _before_fork() -> None:
-    _registry_lock.acquire()
-    for pool in list(_pools):
-        pool._before_fork()
+    for reference in _pools.valuerefs():
+        if (pool := reference()) is not None:
+            pool._close_idle()
 
 
-def _after_fork(child: bool) -> None:
-    try:
-        for pool in list(_pools) if child else ():
-            # a thread that the child lacks may have it, and wait for the end of the fork
-            pool._writer = threading.Lock()
-            pool._forked_while_lent |= bool(pool._lent or pool._idle)
-            if pool not in _held:
-                # an interrupt ended the waits before; a thread that the child lacks may have the lock
-                pool._state = threading.Condition()
-        while _held:
-            _held.pop()._after_fork()
-    finally:
-        _registry_lock.release()
+def _in_child() -> None:
+    for reference in _pools.valuerefs():
+        if (pool := reference()) is not None and (pool._lent or pool._idle):
+            with contextlib.suppress(StorageMisconfigured):
+                _copied.add(pool._existing())
+    _copied.discard(None)
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=partial(_after_fork, False), after_in_child=partial(_after_fork, True)
-)
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -4,9 +4,10 @@ An object's bytes are in rows of 1 MiB; one last row, its name, makes them visib
 durable. Each read sees one consistent state and never waits for a writer (write-ahead log). The first write makes the
 file. Bytes of deleted objects are overwritten and their space is used again. The file never shrinks, because that would
 rewrite it under its readers. Errors in addition to the contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`.
-Threads: any number, in any number of processes, also after a fork. Do not use it on a network file system, which lacks
-the locks. In a multipart upload each part is a body. Completion assigns the parts' rows to the object in one
-transaction, without copying bytes. The transaction that would name a part refuses it after abort or completion.
+Threads: any number, in any number of processes. After a fork, open a new storage. Do not use it on a network file
+system, which lacks the locks. In a multipart upload each part is a body. Completion assigns the parts' rows to the
+object in one transaction, without copying bytes. The transaction that would name a part refuses it after abort or
+completion.
 """
 
 from __future__ import annotations
