@@ -109,7 +109,7 @@ from tiered_index.types import MAX_TIMESTAMP_MS, format_time, inclusive
 
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
-_MESSAGES = 20_000
+_MESSAGES = 50_000
 _WAIT_S = 0.2
 _ROUND_S = 0.5
 _METADATA_S = 5.0
