@@ -67,8 +67,10 @@ class RocketmqError(Exception):
 def _java(class_path: str, folder: Path, program: str, *arguments: str, heap_mb: int) -> list[str]:
     """Return the command of a program whose configuration and logs are in a folder."""
     homes = (f"-Duser.home={folder}", f"-Drocketmq.home.dir={folder}")
+    # a consumer looks for the queues of its retry topic every 20 seconds otherwise
+    soon = ("-Drocketmq.client.rebalance.waitInterval=1000",)
     memory = (f"-Xmx{heap_mb}m", "-Xms64m", "-XX:MaxDirectMemorySize=256m")
-    return java_command(class_path, program, *arguments, options=(*_OPENED, *memory, *homes))
+    return java_command(class_path, program, *arguments, options=(*_OPENED, *memory, *homes, *soon))
 
 
 def _started(command: list[str], folder: Path) -> JavaProcess:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from tests.brokers.rocketmq.living import RocketmqError, serving, tiered_index, until
+
+pytestmark = pytest.mark.xdist_group("rocketmq brokers")
 
 
 def test_messages_of_a_lost_end_hide_no_others(new_broker, client, topic, tmp_path):

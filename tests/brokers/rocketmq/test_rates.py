@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks import rocketmq
+
+pytestmark = pytest.mark.xdist_group("rocketmq brokers")
 
 
 def test_all_ways_of_the_benchmark_return_the_same_and_have_rates(new_broker, client, tmp_path):

@@ -21,6 +21,7 @@ from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.layout import ROCKETMQ, Layout
 
+pytestmark = pytest.mark.xdist_group("rocketmq brokers")
 NAME = "broker-tiered"
 LAYOUT = Layout(ROCKETMQ, ROCKETMQ.schema, slots=40, items=64)
 TOPICS = {"tiered-a": 30, "tiered-b": 20}
