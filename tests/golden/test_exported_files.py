@@ -18,13 +18,14 @@ from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ
 from tiered_index.storage.memory import MemoryStorage
 
 # their puts are in order of time: Java's file has the same slots and entries
-SAME = {"cap_same_key_1500", "exact_full", "exact_full_unsealed_magic", "lone_surrogate", "multikey_full"}
+SAME = {"cap_same_key_1500", "exact_full", "exact_full_unsealed_magic", "multikey_full"}
 
 
 @pytest.mark.parametrize("state", ["unsealed", "uploaded"])
 def test_every_query_finds_its_rows(case, tmp_path, state):
     rows = case.written_rows
-    if not rows or len(rows) > 2_000 or not all(row.key for row in rows):
+    # a put refuses empty keys and half of a surrogate pair
+    if not rows or len(rows) > 2_000 or not all(row.key for row in rows) or case.name == "lone_surrogate":
         return
     geometry = {"slots": case.meta["slots"], "items": case.meta["items"]}
     (tmp_path / "out").mkdir()

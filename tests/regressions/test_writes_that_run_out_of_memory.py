@@ -49,6 +49,8 @@ def test_a_compaction_that_fails_leaves_nothing_behind(open_index, tmp_path, mon
             with pytest.raises(MemoryError):
                 service.run_lifecycle()
             assert list((tmp_path / "root" / "compacted").iterdir()) == []
+            service.abandon()
+            service = open_index()
     assert len(service.query("t", "k")) == 30
     service.run_lifecycle()
     assert [handle.place for handle in service.files()] == ["uploaded"]

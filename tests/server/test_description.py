@@ -85,7 +85,8 @@ def schema_of(model):
     ],
 )
 def test_it_names_the_fields_of_the_library_s_types(kind, optional):
-    fields = {field.name for field in dataclasses.fields(kind)}
+    # `bounds` is no member of a document
+    fields = {field.name for field in dataclasses.fields(kind)} - {"bounds"}
     described = SCHEMAS[kind.__name__]
     assert fields <= described["properties"].keys()
     assert {*described["required"]} - fields == set() and fields - {*described["required"]} == optional

@@ -21,7 +21,7 @@ from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, index_in, published
 from tiered_index import IndexService
 from tiered_index.cli.main import run
-from tiered_index.follow import Follower
+from tiered_index.follow import Follower, Lag
 from tiered_index.server.tokens import add_token
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_its_user_may_not_read_is_no_wrong_command_line(storage, tmp
 
 def test_a_lag_that_is_not_known_is_no_readiness():
     for seconds, said in ((None, "is not known"), (61.0, "61 seconds"), (60.0, None)):
-        lag = SimpleNamespace(bytes=100, seconds=seconds)
+        lag = Lag(1000, 100, seconds)
         problems = Follower(None, SimpleNamespace(lag=lambda lag=lag: lag, unit="bytes")).problems(60.0)
         assert problems == [] if said is None else said in problems[0]
 

@@ -98,6 +98,7 @@ def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
                 self.send_header(name, value)
             if chunked := "Transfer-Encoding" in answer.headers:
                 self.close_connection = True
+                self.send_header("Connection", "close")  # else the client may send its next request here
             else:
                 self.send_header(
                     "Content-Length", str(len(answer.body) if answer.announced is None else answer.announced)

@@ -33,10 +33,10 @@ def test_repeated_views_of_a_root_keep_nothing(open_index, tmp_path, monkeypatch
     real = RootView._view
     moves = []
 
-    def move_then_view(view, file_id):
+    def move_then_view(view, file_id, reads):
         if moves:
             moves.pop()()
-        return real(view, file_id)
+        return real(view, file_id, reads)
 
     monkeypatch.setattr(RootView, "_view", move_then_view)
     with IndexReader.open(root=tmp_path / "root", storage_backend=storage, query_threads=2) as reader:

@@ -19,6 +19,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -479,12 +480,17 @@ def _head(place: Place, handle: IO[bytes]) -> bytes:
         raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
 
 
+def _path_text(source: Source) -> str:
+    """Return a source's path as valid Unicode, which names of sources are, and names of files need not be."""
+    return os.fsencode(str(source.place)).decode("utf-8", "backslashreplace")
+
+
 def other_files(source: Source, known: Iterable[str]) -> list[str]:
     """Return the places of files with other content than `source`, among the names `known` of an index."""
     found = []
     for name in known:
         match = _NAME.fullmatch(name)
-        if match is not None and match["path"] != str(source.place):
+        if match is not None and match["path"] != _path_text(source):
             length = int(match["length"])
             if source.fingerprint(length) != (length, match["hash"]):
                 found.append(match["path"])
@@ -501,7 +507,7 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
         if called is not None:
             raise InvalidArgument("--store-name can't be used with stdin, which is read from its start each time")
         return None
-    place = str(source.place) if called is None else called
+    place = _path_text(source) if called is None else called
     fields = source.fields.fingerprint()
     changed = same = False
     fingerprint = cache(source.fingerprint)

@@ -142,7 +142,7 @@ def test_a_flag_is_named_only_if_it_was_typed(run_here, original, tmp_path):
     assert outcome.err.count("setting ") == 2
     assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
     outcome = run_here("ingest", source, "--root", tmp_path / "r", "--storage", "memory://m", "--slots", 0)
-    assert outcome.err == "tiered-index: --slots must be greater than 0\n"
+    assert outcome.err == "tiered-index: --slots must be at least 1\n"
     outcome = run_here("query", "t", "k", "--storage", tmp_path)
     assert outcome.err.startswith("tiered-index: --storage: not a storage URI")
     assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")

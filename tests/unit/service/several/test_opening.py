@@ -17,7 +17,6 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageUnavailable,
 )
-from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
 
@@ -158,21 +157,3 @@ def test_members_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
         with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="it was opened for several"):
             ask(reader)
-
-
-def test_the_first_lookup_of_a_forked_child_uses_its_own_engine(cluster, prefix, monkeypatch):
-    """The parent's engine has searches of threads that the child lacks."""
-    with IndexReader.open(prefix) as reader:
-        reader.query("t", "k")
-        before, used = reader._engine, []
-        query = QueryEngine.query
-
-        def noted(engine, *args):
-            used.append(engine)
-            return query(engine, *args)
-
-        monkeypatch.setattr(QueryEngine, "query", noted)
-        # as in a child
-        reader._pid = -1
-        assert reader.query("t", "k").items
-        assert reader._engine is not before and used == [reader._engine]
