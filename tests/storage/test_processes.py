@@ -104,7 +104,7 @@ def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
                 assert [(info.name, info.size_bytes in sizes.values()) for info in storage.list()] == [("object", True)]
                 seen.add(data[:1])
             assert output(writer).split() == [str(n) for n in range(9)]
-    assert seen >= {b"a", b""}
+    assert len(seen) > 1
     check_sound(path)
 
 
