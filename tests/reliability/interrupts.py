@@ -5,7 +5,7 @@ an interrupted lookup the index must continue. After another interrupted call a 
 `IndexClosed` and says what to do. Then the index must close within 10 seconds, and open again at once. Its answers must
 have all durable entries, and only entries that were put.
 
-example: `python -m tests.reliability.interrupts --lives 10 --interrupts 1000`
+example: `python -m tests.reliability.interrupts --lives 30 --interrupts 200`
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ KEPT = TOP / "build" / "reliability"
 PAGE = TOP / "docs" / "reliability.md"
 CAMPAIGNS = {
     "crashes": ["--all"],
-    "interrupts": ["--lives", "10", "--interrupts", "1000"],
+    "interrupts": ["--lives", "30", "--interrupts", "200"],
     "simulation": ["--seeds", "10000"],
     "mutations": ["--all"],
     "chaos": ["--minutes", "10"],
