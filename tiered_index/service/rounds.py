@@ -38,6 +38,8 @@ class Rounds:
             self._thread.start()
         except RuntimeError as error:
             self._thread = None
+            if isinstance(error.__context__, KeyboardInterrupt | MemoryError):
+                raise error.__context__ from None  # an interrupt of the start, which then fails to clean up
             raise NoThread(f"no thread for {self.name}: {error}") from error
 
     @property
