@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,7 +176,9 @@ def strike(folder: Path, seed: int, interrupts: int, tally: Tally) -> None:
     except Hang:
         tally.fail("hangs", f"seed {seed}")
     except AssertionError as wrong:
-        tally.fail("lost" if "are gone" in str(wrong) else "wrong", f"{wrong}; seed {seed}")
+        place = traceback.extract_tb(wrong.__traceback__)[-1]
+        told = f"{wrong} at {Path(place.filename).name}:{place.lineno}; seed {seed}"
+        tally.fail("lost" if "are gone" in str(wrong) else "wrong", told)
     except Exception as error:  # noqa: BLE001 - every exception is a finding
         tally.fail("untyped", f"{type(error).__name__}: {error}; seed {seed}")
     finally:
